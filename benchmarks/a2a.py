@@ -23,14 +23,14 @@ from hedgerow.core.errors import LaunchError
 from hedgerow.core.id_batch import IdBatch
 from hedgerow.launch.process_group import group_settings, process_group
 from hedgerow.launch.torchrun import command
-from hedgerow.nn.bags import EmbeddingBags
 from hedgerow.nn.distribute import distribute
+from hedgerow.nn.embedding_modules import EmbeddingBags
+from hedgerow.nn.model_tables import routers_of
 from hedgerow.nn.prefetch import prefetch
-from hedgerow.nn.routers import routers_of
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
 from hedgerow.sharding.exchange import Exchange, Finish
+from hedgerow.tables.config import Table
 from hedgerow.tables.optimizers import Sgd
-from hedgerow.tables.table import Table
 
 from . import CHECKOUT
 from .peers.two_ranks import RANKS, Pair

@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.core.errors import InputError, LaunchError
-from hedgerow.launch.comm_bench import measure_a2a, measure_ar
 from hedgerow.launch.process_group import group_settings, process_group
 from hedgerow.launch.torchrun import command
-from hedgerow.launch.transports import TorchTransport
-from hedgerow.launch.windows import LEAST_ITERATIONS, Windows, bus_factor, sent_elements
+from hedgerow.monolith.launch.comm_bench import (
+    LEAST_ITERATIONS,
+    Windows,
+    bus_factor,
+    measure_a2a,
+    measure_ar,
+    sent_elements,
+)
+from hedgerow.monolith.launch.transports import TorchTransport
 
 from . import CHECKOUT
 from .ours import Ours

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hedgerow.cli.options import AsJson, Quick, Rounds, Threads
-from hedgerow.cli.verbs import Verbs
+from hedgerow.cli.options import AsJson, Quick, Rounds, Threads, Verbs
 
 
 def finish(
@@ -404,7 +403,7 @@ def comm(
 ) -> None:
     """Measure what processes of this machine can exchange: averages, and all to all, over gloo.
 
-    Goodput is elements x 32 bits over the time of one iteration, as the original has it, mean over
+    Goodput is elements x 32 bits over the time of one iteration, as Monolith has it, mean over
     windows of 20 iterations; the bus bandwidth follows from it. From memory to memory an eighth
     of the length is sent. Received values are checked.
     """

@@ -102,10 +102,10 @@ def module_cases(device: torch.device, quick: bool) -> Iterator[Case]:
 
 def _our_steps(work: Work, rule: str, ids: list[Tensor]) -> Callable[[], None]:
     """One step per call; every row is there before."""
-    from hedgerow.nn.bags import EmbeddingBags
+    from hedgerow.nn.embedding_modules import EmbeddingBags
+    from hedgerow.tables.config import Table
     from hedgerow.tables.initializers import Zeros
     from hedgerow.tables.optimizers import Adam, Sgd
-    from hedgerow.tables.table import Table
 
     device, names = ids[0].device, tuple(f"f{k:02d}" for k in range(work.tables))
     learns = Sgd(lr=0.01) if rule == "sgd" else Adam(lr=0.01)

@@ -11,9 +11,9 @@ from torch.nn.functional import embedding_bag, pad
 
 from hedgerow.kernels import pool
 from hedgerow.kernels.layout import Arrays
+from hedgerow.monolith.layouts import FeatureConfigs, LayoutFeature, OutConfig, Slice, operators
+from hedgerow.monolith.layouts.config import text_of
 from hedgerow.ops import fused_gather, reorder, segment
-from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice, registered
-from hedgerow.ops.layout.config import text_of
 from hedgerow.routing import bucketize
 from hedgerow.routing.router import Router
 
@@ -162,7 +162,7 @@ def _layouts(sizes: _Sizes, random: torch.Generator) -> Iterator[Case]:
     """26 features of one table, 1 to 6 ids a sample, summed or averaged and joined."""
     names = [f"f{number:02}" for number in range(_FEATURES)]
     config = FeatureConfigs(
-        {name: Feature("t", ("SUM", "MEAN")[i % 2], (_DIM,)) for i, name in enumerate(names)},
+        {name: LayoutFeature("t", ("SUM", "MEAN")[i % 2], (_DIM,)) for i, name in enumerate(names)},
         {"all": OutConfig("CONCAT", tuple(Slice(name, 0, _DIM) for name in names))},
     )
     flat = [_rows(sizes.distinct, random).view(-1)]
@@ -178,24 +178,24 @@ def _layouts(sizes: _Sizes, random: torch.Generator) -> Iterator[Case]:
     yield Case(
         "layout",
         ids * _KEY + 4 * len(flat[0]) + entries * (4 + _ROW),
-        lambda: registered.layout_by_kernel(flat, *rest),
+        lambda: operators.layout_by_kernel(flat, *rest),
         ids,
         lambda: _same(
-            registered.layout_by_kernel(flat, *rest), registered.forward_plain(flat, *rest)
+            operators.layout_by_kernel(flat, *rest), operators.forward_plain(flat, *rest)
         ),
-        lambda: registered.forward_plain(flat, *rest),
+        lambda: operators.forward_plain(flat, *rest),
     )
-    grads = registered.layout_by_kernel(flat, *rest)
+    grads = operators.layout_by_kernel(flat, *rest)
     back = (grads, None, [len(flat[0])], *rest)
     yield Case(
         "layout backward",
         entries * (4 + _ROW) + ids * _KEY + 4 * len(flat[0]),
-        lambda: registered.layout_backward_by_kernel(*back),
+        lambda: operators.layout_backward_by_kernel(*back),
         ids,
         lambda: _near(
-            registered.layout_backward_by_kernel(*back)[0], registered.backward_plain(*back)[0]
+            operators.layout_backward_by_kernel(*back)[0], operators.backward_plain(*back)[0]
         ),
-        lambda: registered.backward_plain(*back),
+        lambda: operators.backward_plain(*back),
     )
 
 

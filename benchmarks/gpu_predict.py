@@ -23,8 +23,7 @@ from hedgerow.planner.make_plan import plan
 from hedgerow.planner.problem.table_spec import Feature, TableSpec
 from hedgerow.planner.problem.topology import Topology
 from hedgerow.planner.times.calibration import Calibration
-from hedgerow.planner.times.hit_rate import touched
-from hedgerow.planner.times.key_model import EXPONENT, zipf
+from hedgerow.planner.times.key_model import EXPONENT, touched, zipf
 
 from .gpu_tiers import steps_of, stores
 

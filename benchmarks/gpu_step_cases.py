@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hedgerow.kernels import find_or_insert, long_runs, lookup, runs, seat, step
-from hedgerow.kernels.layout import LANES, SHORT, Arrays, FirstValues, Part, draws_of
+from hedgerow.kernels import find, lookup, runs, step
+from hedgerow.kernels.layout import LANES, SHORT, Arrays, FirstValues, RowSegment, draws_of
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Uniform
 from hedgerow.tables.multi.device_tables import DeviceTables
@@ -50,7 +50,7 @@ class _World:
         table = Arrays.make_several([rows * 5 // 3 // LANES] * TABLES, DIM, device, states)
         ids = torch.randint(-(2**63), 2**63 - 1, (TABLES, rows), device=device)
         whole = torch.arange(TABLES + 1, device=device) * rows
-        find_or_insert.find_or_insert(table, ids.view(-1), whole)
+        find.find_or_insert(table, ids.view(-1), whole)
         table.write(1, table.taken().nonzero()[:, 0], 0)
         edges = _law(rows, device)
         batches = []
@@ -72,12 +72,12 @@ class _World:
         return sum(len(ids.unique()) for ids in self.batches[0].split(n))
 
 
-def _part(rule: str, device: torch.device) -> tuple[Part, int]:
+def _part(rule: str, device: torch.device) -> tuple[RowSegment, int]:
     firsts = [FirstValues("uniform", -0.05, 0.05, seed) for seed in range(TABLES)]
     settings = {"sgd": [0.0], "adam": [0.9, 0.1, 0.999, 0.001, 1e-8, 0.0, 0.0]}[rule]
     starts = {"sgd": [], "adam": [0.0, 0.0, 0.9, 0.999]}[rule]
-    numbers = Part.numbers_of(settings, starts, device)
-    part = Part(0, DIM, DIM, firsts[0], rule, numbers, draws_of(firsts, device))
+    numbers = RowSegment.numbers_of(settings, starts, device)
+    part = RowSegment(0, DIM, DIM, firsts[0], rule, numbers, draws_of(firsts, device))
     return part, {"sgd": 0, "adam": 2 * DIM + 2}[rule]
 
 
@@ -135,7 +135,7 @@ def _through_tables(world: _World, rule: str, moved_bytes: int) -> Case:
     return Case(f"step through DeviceTables, {rule}, {TABLES} tables", moved_bytes, whole, items=n)
 
 
-def _cases(world: _World, rule: str, part: Part, floors: dict[str, int]) -> Iterator[Case]:
+def _cases(world: _World, rule: str, part: RowSegment, floors: dict[str, int]) -> Iterator[Case]:
     table, splits, n = world.table, world.splits, len(world.batches[0])
     out, turn = torch.empty(n, DIM, device=splits.device), [0]
 
@@ -154,7 +154,7 @@ def _cases(world: _World, rule: str, part: Part, floors: dict[str, int]) -> Iter
     yield Case(f"step, {rule}, {TABLES} tables", sum(floors.values()), whole, items=n)
     batch = world.batches[0]
     slots = lookup.lookup(table, batch, out, [part], None, splits)
-    places = seat.seat(table, batch, slots, None, splits)
+    places = runs.seat(table, batch, slots, None, splits)
     grouped = runs.runs(table, places, batch, world.counts, splits)
     yield Case(
         f"  lookup ({rule})",
@@ -162,7 +162,7 @@ def _cases(world: _World, rule: str, part: Part, floors: dict[str, int]) -> Iter
         lambda: lookup.lookup(table, ids(), out, [part], None, splits),
         items=n,
     )
-    yield Case("  seats", floors["seats"], lambda: seat.seat(table, batch, slots, None, splits))
+    yield Case("  seats", floors["seats"], lambda: runs.seat(table, batch, slots, None, splits))
     yield Case(
         "  sort and runs",
         floors["sort and runs"],
@@ -172,7 +172,7 @@ def _cases(world: _World, rule: str, part: Part, floors: dict[str, int]) -> Iter
     yield Case(
         "  sums of long runs",
         _long_bytes(grouped),
-        lambda: long_runs.sum_long_runs(grouped, world.grads),
+        lambda: runs.sum_long_runs(grouped, world.grads),
     )
     yield Case(
         f"  sums and update ({rule})",

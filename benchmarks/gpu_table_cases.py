@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from hedgerow.kernels import apply, evict, find, find_or_insert, lookup
-from hedgerow.kernels.layout import LANES, Arrays, FirstValues, Grouped, Part
+from hedgerow.kernels import apply, evict, find, lookup
+from hedgerow.kernels.layout import LANES, Arrays, FirstValues, Grouped, RowSegment
 
 from .gpu_timer import Case
 
@@ -34,7 +34,7 @@ def filled(table: Arrays, load: float) -> Tensor:
     missing, tries = int(load * slots), 0
     while missing > 0 and tries < 40:
         for part in _random_ids(missing, device).split(1 << 22):
-            placed, new = find_or_insert.find_or_insert(table, part)
+            placed, new = find.find_or_insert(table, part)
             have.append(part[new])
             table.write(1, placed[new], 0)
         missing, tries = int(load * slots) - sum(map(len, have)), tries + 1
@@ -100,14 +100,14 @@ def _inserting(table: Arrays, known: Tensor, n: int, load: float) -> Iterator[Ca
     yield Case(
         f"find or insert with rows, load {load}, {HITS:.0%} hits",
         probe + n * 2 * _ROW,
-        lambda: find_or_insert.exchange(table, batches.next(), rows),
+        lambda: find.exchange(table, batches.next(), rows),
         items=n,
         restore=snapshot.restore,
     )
     yield Case(
         f"find or insert, load {load}, {HITS:.0%} hits",
         probe,
-        lambda: find_or_insert.find_or_insert(table, batches.next()),
+        lambda: find.find_or_insert(table, batches.next()),
         items=n,
         restore=snapshot.restore,
     )
@@ -142,7 +142,9 @@ def _updating(table: Arrays, known: Tensor, n: int) -> Iterator[Case]:
     """Find and one step at once of ids that differ: no sort. Rows without times, and with them."""
     device = known.device
     first = FirstValues("uniform", -0.1, 0.1, 7)
-    part = Part(0, DIM, DIM, first, "adagrad", Part.numbers_of([0.0, 1e-8], [0.1], device))
+    part = RowSegment(
+        0, DIM, DIM, first, "adagrad", RowSegment.numbers_of([0.0, 1e-8], [0.1], device)
+    )
     batches, grads = _Batches(known, n, 1.0), torch.randn(n, DIM, device=device)
     counts, clock = torch.zeros(3, dtype=torch.int64, device=device), [1]
 

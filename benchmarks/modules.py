@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from hedgerow import native
 from hedgerow.core.id_batch import IdBatch
-from hedgerow.nn.bags import EmbeddingBags
+from hedgerow.nn.embedding_modules import EmbeddingBags
+from hedgerow.tables.config import Table
 from hedgerow.tables.optimizers import Sgd
 from hedgerow.tables.store import TableKeys
-from hedgerow.tables.table import Table
 
 from .ours import Ours
 from .rounds import OnRound, Progress, Settings, compared, counted, in_turns, machine

@@ -7,16 +7,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hedgerow.ops.fused_gather import (
-    fused_gather_embeddings_by_input,
-    fused_gather_embeddings_by_input_plain,
-)
-from hedgerow.ops.gather import (
+from hedgerow.monolith.gather_by_ids import (
     find_rows,
     find_rows_plain,
     gather_embeddings_by_input,
     map_id_to_embedding,
     map_id_to_embedding_plain,
+)
+from hedgerow.ops.fused_gather import (
+    fused_gather_embeddings_by_input,
+    fused_gather_embeddings_by_input_plain,
 )
 from hedgerow.ops.reorder import fused_reorder_by_indices, fused_reorder_by_indices_plain
 from hedgerow.ops.segment import fused_reduce_and_split
@@ -69,7 +69,7 @@ def split(sizes: Sizes) -> Duel:
 def _map_back(kind: Ids, *, whole: bool = False) -> Maker:
     """Vectors split by shard, then found again by id: the result is the input.
 
-    The original's benchmark times the two splits too (`whole`).
+    Monolith's benchmark times the two splits too (`whole`).
     """
 
     def make(sizes: Sizes) -> Duel:

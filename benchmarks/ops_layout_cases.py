@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice, fused_embedding_to_layout
+from hedgerow.monolith.layouts import (
+    FeatureConfigs,
+    LayoutFeature,
+    OutConfig,
+    Slice,
+    fused_embedding_to_layout,
+)
 
 from .ops_duel import Duel, Maker, Sizes
 
@@ -150,7 +156,7 @@ def _duel(work: LayoutWork) -> Duel:
     for one in work.features:
         width = WIDTHS[one.table]
         length = LENGTH if one.pooling == "FIRSTN" else 0
-        features[one.name] = Feature(f"t{one.table}", one.pooling, (width,), length)
+        features[one.name] = LayoutFeature(f"t{one.table}", one.pooling, (width,), length)
         kinds[one.pooling].append(Slice(one.name, 0, width))
     config = FeatureConfigs(
         features,
@@ -197,7 +203,7 @@ def layout(sizes: Sizes) -> Duel:
 
 
 def layout_gradient(sizes: Sizes) -> Duel:
-    """The smaller set of the original's gradient test, forward and backward."""
+    """The smaller set of Monolith's gradient test, forward and backward."""
     return _duel(make_work(sizes.batch, sizes.gradient_features, shards=3))
 
 

@@ -14,10 +14,8 @@ import numpy as np
 
 from hedgerow.core import checks
 from hedgerow.core.errors import MissingExtraError
-from hedgerow.planner.problem.option import Option, TableOptions
-from hedgerow.planner.problem.solution import Solution
+from hedgerow.planner.problem.options import Mode, Option, Solution, TableOptions, variants
 from hedgerow.planner.problem.topology import Budget
-from hedgerow.planner.problem.variant import Mode, variants
 from hedgerow.planner.solver.choice_problem import choice_problem
 from hedgerow.planner.solver.core_milp import choose
 from hedgerow.planner.solver.solve import solve

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from hedgerow.core.shapes import Float32, Int64
+from hedgerow.monolith.tables.on_servers import DistributedTable
 from hedgerow.monolith.test_utils import BENCHMARK_TABLE, benchmark_table, benchmark_table_config
-from hedgerow.ps.distributed import DistributedTable
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.shard import Shard
 

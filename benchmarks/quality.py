@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hedgerow import native
-from hedgerow.cli.train_compare import hashed_ids, shared_rows
+from hedgerow.cli.train_report import hashed_ids, shared_rows
 from hedgerow.core import checks
 from hedgerow.core.errors import InputError
 from hedgerow.core.id_batch import IdBatch
-from hedgerow.data.batch import Batch, Source
-from hedgerow.data.movielens_100k import FEATURES, movielens
+from hedgerow.data.movielens import FEATURES, movielens
+from hedgerow.data.source import Batch, Source
 from hedgerow.data.synthetic_clicks import SyntheticClicks, clicks
 from hedgerow.models.deepfm import DeepFM
-from hedgerow.nn.bags import EmbeddingBags
+from hedgerow.nn.embedding_modules import EmbeddingBags
+from hedgerow.tables.config import Table
 from hedgerow.tables.optimizers import Adagrad
-from hedgerow.tables.table import Table
 from hedgerow.train.evaluate import evaluate
 
 from .ours import Ours

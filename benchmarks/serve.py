@@ -25,15 +25,14 @@ from hedgerow.models import DLRM
 from hedgerow.serving.batching import Batching
 from hedgerow.serving.client import predict_request
 from hedgerow.serving.export import export
-from hedgerow.serving.metrics import Metrics
+from hedgerow.serving.metrics import ServerMetrics
 from hedgerow.serving.model import Model
-from hedgerow.serving.ps_model import ps_model
 from hedgerow.serving.registry import Registry
+from hedgerow.serving.row_signatures import ps_model
 from hedgerow.serving.server import PredictionServer
 from hedgerow.tables.compressors import Fp32
-from hedgerow.tables.config import Segment, TableConfig
+from hedgerow.tables.config import Segment, Table, TableConfig
 from hedgerow.tables.multi.host_tables import HostTables
-from hedgerow.tables.table import Table
 from hedgerow.wire.codec import from_bytes, to_bytes
 from hedgerow.wire.messages import tf_serving
 from hedgerow.wire.tensors import to_torch
@@ -180,7 +179,7 @@ def serve_model(parent: Connection, model: Model, *, accept_pushes: bool = False
         batching=Batching(), accept_pushes=accept_pushes
     )  # as `hedgerow serve` has it, with its metrics
     registry.add(model)
-    with PredictionServer(registry, observe=Metrics(registry).observe) as server:
+    with PredictionServer(registry, observe=ServerMetrics(registry).observe) as server:
         _until_gone(parent, server.address)
     registry.close()
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from hedgerow.serving.client import PredictionClient
-from hedgerow.serving.followed import Followed
+from hedgerow.serving.live_model import LiveModel
 from hedgerow.serving.model import Model
 from hedgerow.serving.row_signatures import multi_name, row_signatures
-from hedgerow.sync.link import Link
+from hedgerow.sync.link import ReplicaLink
 from hedgerow.sync.publisher import Publisher
-from hedgerow.sync.requests import parts_of, pushes_of
+from hedgerow.sync.pushes import parts_of, pushes_of
 from hedgerow.sync.source import HostSource
 from hedgerow.tables.compressors import Fp32
 from hedgerow.tables.config import Segment, TableConfig
@@ -57,7 +57,7 @@ def followed_model(dim: int) -> Model:
     """Empty tables that take pushes in sessions."""
     config = TableConfig(TABLE, (Segment(dim, compressor=Fp32()),), serving=True)
     store = HostTables({TABLE: config})
-    followed = Followed(store)
+    followed = LiveModel(store)
     signatures = followed.guarded(row_signatures(store, multi_name(0), followed.stamp))
     return Model(MODEL, 1, signatures, followed=followed)
 
@@ -86,7 +86,7 @@ def _measure(rows: int, dim: int, rounds: int) -> list[dict[str, Any]]:
         publisher = stack.enter_context(Publisher([source], ours, every="1h"))
         _flush(publisher)
         requests = _requests(source, dim, ids)
-        links = [Link(address) for address in (sink, echo)]
+        links = [ReplicaLink(address) for address in (sink, echo)]
         for link in links:
             stack.callback(link.close)
         found: list[_Round] = []
@@ -118,7 +118,7 @@ def _requests(source: HostSource, dim: int, ids: torch.Tensor) -> list[bytes]:
     ]
 
 
-def _send(link: Link, requests: Sequence[bytes]) -> float:
+def _send(link: ReplicaLink, requests: Sequence[bytes]) -> float:
     start_s = time.perf_counter()
     for request in requests:
         link.begin_predict(request, _TIMEOUT_S).answer()

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from hedgerow import native
 from hedgerow.core.errors import InputError
-from hedgerow.nn.on_disk import on_disk, stored_bytes
+from hedgerow.nn.tier_stores import on_disk, stored_bytes
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
+from hedgerow.tables.host_core import RowFile
 from hedgerow.tables.initializers import Uniform
 from hedgerow.tables.optimizers import Adagrad
-from hedgerow.tables.row_file import RowFile
 from hedgerow.tables.store import Entries
-from hedgerow.tiers.build import TierTable
+from hedgerow.tiers.tier_tables import TierTable
 
 from .ours import Ours
 from .rounds import OnRound, Progress, Settings, compared, counted, in_turns, machine

@@ -16,9 +16,9 @@ from hedgerow import native
 from hedgerow.core.id_batch import IdBatch
 from hedgerow.data.synthetic_clicks import wide_clicks
 from hedgerow.models.dlrm import DLRM
+from hedgerow.tables.config import Table
 from hedgerow.tables.initializers import Zeros
 from hedgerow.tables.optimizers import Adagrad
-from hedgerow.tables.table import Table
 
 from .cases import Case, Stage, choose
 from .peers.subject import Subject

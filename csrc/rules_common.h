@@ -187,7 +187,7 @@ struct Ftrl {  // beta, l1, l2; state: norm, zero
   }
 };
 
-struct RmsProp {  // decay, momentum, 1-momentum; state: n. Double inside, as the original's formula
+struct RmsProp {  // decay, momentum, 1-momentum; state: n. Double inside, as Monolith's formula
                   // asks
   static constexpr const char* kName = "rmsprop";
   static constexpr int kSettings = 3;

@@ -43,7 +43,7 @@ struct TouchedStep {
 
 class Touched {
  public:
-  // `all_changes`: not learning alone, but every write and erasure. `forget` is the original's rule
+  // `all_changes`: not learning alone, but every write and erasure. `forget` is Monolith's rule
   // on overflow: everything collected so far is dropped and counted.
   Touched(u64 capacity, bool all_changes, bool forget, const SlotHash& hash)
       : capacity_(capacity), all_changes_(all_changes), forget_(forget), hash_(hash) {}

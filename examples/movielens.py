@@ -19,10 +19,9 @@ from torch import nn
 
 import hedgerow as hr
 from hedgerow.launch.process_group import process_group
-from hedgerow.launch.rank_info import RankInfo
-from hedgerow.launch.rank_zero import rank_zero_printer
+from hedgerow.launch.rank_info import RankInfo, rank_zero_printer
 from hedgerow.routing import SUPPORTED_DIST_TYPES
-from hedgerow.train.metrics import Metrics
+from hedgerow.train.metrics import BinaryMetrics
 
 FEATURES = ("user", "item", "age", "gender", "occupation", "zip_code", "release_year", "genres")
 DIM, ROWS = 8, 2000  # rows: of the ranges of `continuous`; other ids go by modulo
@@ -55,7 +54,7 @@ def train(model: nn.Module, info: RankInfo, given: argparse.Namespace) -> float:
 
 def evaluate(model: nn.Module, info: RankInfo, given: argparse.Namespace) -> dict[str, float]:
     """Metrics over the test split; every process takes part in every batch."""
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     model.eval()
     with torch.no_grad():
         for batch in hr.data.movielens(4096, "test", cache=given.cache).share():
@@ -64,7 +63,7 @@ def evaluate(model: nn.Module, info: RankInfo, given: argparse.Namespace) -> dic
     dist.all_gather_object(states, metrics.state_dict())
     for rank, state in enumerate(states):
         if rank != info.rank:
-            other = Metrics()
+            other = BinaryMetrics()
             other.load_state_dict(state)
             metrics.merge(other)
     return metrics.result()

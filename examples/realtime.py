@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 import hedgerow as hr
-from hedgerow.core.figure import new_figure, save_figure
+from hedgerow.core.files import new_figure, save_figure
 from hedgerow.serving.client import PredictionClient
-from hedgerow.train.metrics import Metrics
+from hedgerow.train.metrics import BinaryMetrics
 
 USERS, ITEMS, TASTES, DIM = 2_000, 500, 4, 16
 CHANGED_A_SECOND = 5  # items
@@ -110,7 +110,7 @@ def run(seconds: int, window: int, samples: int, warm_up: int) -> dict[str, list
             if PERIODS[name] is not None:
                 made = hr.publish(model, replica.address, every="1h", dense_every="0s")
                 publishers[name] = stack.enter_context(made)
-        metrics = {name: Metrics() for name in PERIODS}
+        metrics = {name: BinaryMetrics() for name in PERIODS}
         for second in range(1, seconds + 1):
             world.drift()
             ids, clicked = world.clicks(samples)

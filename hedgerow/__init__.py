@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .core.job_rank import JobRank as _JobRank
-from .core.job_rank import launcher as _launcher
+from .core.process_state import JobRank as _JobRank
+from .core.process_state import launcher as _launcher
 
 if TYPE_CHECKING:
     from . import data as data
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from .core.hashing import id64 as id64
     from .core.id_batch import IdBatch as IdBatch
     from .core.ids import Ragged as Ragged
-    from .nn.bags import EmbeddingBags as EmbeddingBags
     from .nn.distribute import distribute as distribute
-    from .nn.embeddings import Embeddings as Embeddings
+    from .nn.embedding_modules import EmbeddingBags as EmbeddingBags
+    from .nn.embedding_modules import Embeddings as Embeddings
+    from .nn.export_ops import dynamic_shapes as dynamic_shapes
     from .nn.freeze import freeze as freeze
-    from .nn.hold import hold_updates as hold_updates
-    from .nn.on_disk import keep_on_disk as keep_on_disk
+    from .nn.hold_updates import hold_updates as hold_updates
+    from .nn.model_tables import stats as stats
+    from .nn.model_tables import summary as summary
     from .nn.plan import plan as plan
     from .nn.prefetch import prefetch as prefetch
-    from .nn.pytree import dynamic_shapes as dynamic_shapes
     from .nn.saving import load as load
     from .nn.saving import save as save
-    from .nn.summary import stats as stats
-    from .nn.summary import summary as summary
+    from .nn.tier_stores import keep_on_disk as keep_on_disk
     from .serving.publish import publish as publish
     from .tables.admission import Chance as Chance
     from .tables.admission import Count as Count
@@ -48,11 +48,13 @@ if TYPE_CHECKING:
     from .tables.compressors import Fp32 as Fp32
     from .tables.compressors import OneBit as OneBit
     from .tables.config import Segment as Segment
+    from .tables.config import Table as Table
     from .tables.config import TableConfig as TableConfig
-    from .tables.expiry import Lfu as Lfu
-    from .tables.expiry import Lru as Lru
-    from .tables.expiry import Ttl as Ttl
+    from .tables.eviction import Lfu as Lfu
+    from .tables.eviction import Lru as Lru
+    from .tables.eviction import Ttl as Ttl
     from .tables.host import HostTable as HostTable
+    from .tables.host_core import RowFile as RowFile
     from .tables.initializers import Constant as Constant
     from .tables.initializers import Normal as Normal
     from .tables.initializers import Ones as Ones
@@ -65,13 +67,11 @@ if TYPE_CHECKING:
     from .tables.optimizers import AmsGrad as AmsGrad
     from .tables.optimizers import Ftrl as Ftrl
     from .tables.optimizers import Momentum as Momentum
+    from .tables.optimizers import Polynomial as Polynomial
     from .tables.optimizers import RmsProp as RmsProp
     from .tables.optimizers import RowAdagrad as RowAdagrad
     from .tables.optimizers import Sgd as Sgd
-    from .tables.policy import ClipRow as ClipRow
-    from .tables.row_file import RowFile as RowFile
-    from .tables.schedules import Polynomial as Polynomial
-    from .tables.table import Table as Table
+    from .tables.store import ClipRow as ClipRow
 
 __version__ = "0.2.0"
 
@@ -80,26 +80,26 @@ _NAMES = {
     "core.hashing": ("id64",),
     "core.id_batch": ("IdBatch",),
     "core.ids": ("Ragged",),
-    "nn.bags": ("EmbeddingBags",),
     "nn.distribute": ("distribute",),
-    "nn.embeddings": ("Embeddings",),
+    "nn.embedding_modules": ("EmbeddingBags", "Embeddings"),
+    "nn.export_ops": ("dynamic_shapes",),
     "nn.freeze": ("freeze",),
-    "nn.hold": ("hold_updates",),
-    "nn.on_disk": ("keep_on_disk",),
+    "nn.hold_updates": ("hold_updates",),
+    "nn.model_tables": ("stats", "summary"),
     "nn.plan": ("plan",),
     "nn.prefetch": ("prefetch",),
-    "nn.pytree": ("dynamic_shapes",),
     "nn.saving": ("load", "save"),
-    "nn.summary": ("stats", "summary"),
+    "nn.tier_stores": ("keep_on_disk",),
     "serving.publish": ("publish",),
     "tables.admission": ("Chance", "Count", "Within"),
     "tables.checkpoint.increments": ("save_increment",),
     "tables.checkpoint.load": ("load_tables",),
     "tables.checkpoint.save": ("save_tables", "save_tables_async"),
     "tables.compressors": ("Bf16", "FixedR8", "Fp16", "Fp32", "OneBit"),
-    "tables.config": ("Segment", "TableConfig"),
-    "tables.expiry": ("Lfu", "Lru", "Ttl"),
+    "tables.config": ("Segment", "Table", "TableConfig"),
+    "tables.eviction": ("Lfu", "Lru", "Ttl"),
     "tables.host": ("HostTable",),
+    "tables.host_core": ("RowFile",),
     "tables.initializers": ("Constant", "Normal", "Ones", "TruncatedNormal", "Uniform", "Zeros"),
     "tables.optimizers": (
         "Adagrad",
@@ -108,14 +108,12 @@ _NAMES = {
         "AmsGrad",
         "Ftrl",
         "Momentum",
+        "Polynomial",
         "RmsProp",
         "RowAdagrad",
         "Sgd",
     ),
-    "tables.policy": ("ClipRow",),
-    "tables.row_file": ("RowFile",),
-    "tables.schedules": ("Polynomial",),
-    "tables.table": ("Table",),
+    "tables.store": ("ClipRow",),
 }
 # Folders that are doors of their own: hr.data.clicks.
 _DOORS = ("data", "models", "planner", "serving")

@@ -11,24 +11,22 @@ import torch
 from torch import Tensor
 
 from hedgerow import native
-from hedgerow.native import reference
 from hedgerow.tables import (
     admission,
     compressors,
-    filters,
     host_core,
     initializers,
     layout,
+    monolith_rules,
     optimizers,
-    original,
-    original_admission,
 )
 from hedgerow.tables.compressors import Compressor
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Initializer
-from hedgerow.tables.optimizer_base import Optimizer
+from hedgerow.tables.optimizers import Optimizer
 from hedgerow.tables.store import Entries
+from tests.twins import native_core
 
 if TYPE_CHECKING:
     from hedgerow.tables.device import DeviceTable
@@ -47,19 +45,19 @@ OPTIMIZERS: list[Optimizer] = [
     optimizers.RmsProp(lr=0.1),
     optimizers.RmsProp(lr=0.1, momentum=0.5),
     optimizers.Ftrl(lr=0.1, l1=0.05, l2=0.1, beta=1.0),
-    original.Sgd(),
-    original.Momentum(weight_decay_factor=0.01),
-    original.Momentum(use_nesterov=True),
-    original.Adagrad(weight_decay_factor=0.02),
-    original.DynamicWdAdagrad(decouple_weight_decay=True, weight_decay_factor=0.1),
-    original.Adadelta(),
-    original.Adam(use_nesterov=True),
-    original.AmsGrad(weight_decay_factor=0.01),
-    original.GroupFtrl(l1_regularization_strength=0.3),
-    original.GroupAdagrad(l2_regularization_strength=0.1, beta=0.5),
-    original.MovingAverage(),
-    original.RmsProp(),
-    original.RmsPropV2(),
+    monolith_rules.Sgd(),
+    monolith_rules.Momentum(weight_decay_factor=0.01),
+    monolith_rules.Momentum(use_nesterov=True),
+    monolith_rules.Adagrad(weight_decay_factor=0.02),
+    monolith_rules.DynamicWdAdagrad(decouple_weight_decay=True, weight_decay_factor=0.1),
+    monolith_rules.Adadelta(),
+    monolith_rules.Adam(use_nesterov=True),
+    monolith_rules.AmsGrad(weight_decay_factor=0.01),
+    monolith_rules.GroupFtrl(l1_regularization_strength=0.3),
+    monolith_rules.GroupAdagrad(l2_regularization_strength=0.1, beta=0.5),
+    monolith_rules.MovingAverage(),
+    monolith_rules.RmsProp(),
+    monolith_rules.RmsPropV2(),
 ]
 
 
@@ -100,12 +98,12 @@ def host_table(cfg: TableConfig, **settings: Any) -> HostTable:
 
 def _reference_core() -> Iterator[None]:
     with (
-        mock.patch.object(host_core, "native", reference),
-        mock.patch.object(layout, "native", reference),
-        mock.patch.object(compressors, "native", reference),
-        mock.patch.object(filters, "native", reference),
-        mock.patch.object(admission, "native", reference),
-        mock.patch.object(original_admission, "native", reference),
+        mock.patch.object(host_core, "native", native_core),
+        mock.patch.object(layout, "native", native_core),
+        mock.patch.object(compressors, "native", native_core),
+        mock.patch.object(admission, "native", native_core),
+        mock.patch.object(admission, "native", native_core),
+        mock.patch.object(monolith_rules, "native", native_core),
     ):
         yield
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hedgerow.launch.free_port import free_port
+from hedgerow.launch.local_job import free_port
 
 JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-nop.jar")
 _START_S = 60

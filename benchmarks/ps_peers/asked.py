@@ -70,7 +70,7 @@ TABLE = "rows"
 
 
 def config_of(dim: int) -> TableConfig:
-    """The table of the original's benchmark: SGD of rate 1, zeros."""
+    """The table of Monolith's benchmark: SGD of rate 1, zeros."""
     return TableConfig(TABLE, (Segment(dim, Zeros(), Sgd(lr=1.0)),))
 
 

@@ -22,7 +22,7 @@ from ..core.errors import InputError
 from ..core.hashing import mix64
 from ..planner.times.calibrate import fit
 from ..planner.times.calibration import Calibration, Point
-from ..planner.times.time_parameters import CPU
+from ..planner.times.step_time import CPU
 from ..tables.config import Segment, TableConfig
 from ..tables.initializers import Zeros
 from ..tables.multi.host_tables import HostTables

@@ -12,9 +12,8 @@ import torch
 
 from ..core.errors import ConfigError, InputError
 from ..core.units import format_bytes
-from ..planner.times.calibration import Point, Seen
-from ..planner.times.hit_rate import touched
-from ..planner.times.key_model import EXPONENT, zipf
+from ..planner.times.calibration import Point, PointCounts
+from ..planner.times.key_model import EXPONENT, touched, zipf
 from ..tables.store import TableKeys
 from .calibrate import Progress
 from .machine import free_bytes
@@ -181,7 +180,7 @@ def _step_point(filled: Filled, what: What, passes: list[list[Round]]) -> Point:
     each = what.keys // sweep.tables * sweep.tables
     point = _point(filled, "step", what.keys, found.ms, float(share), what.repeat * each)
     moved = found.moved if sweep.mode == "HYBRID" else None
-    seen = Seen(moved_rows=moved, spread=spread(passes), quiet=found.quiet)
+    seen = PointCounts(moved_rows=moved, spread=spread(passes), quiet=found.quiet)
     return replace(point, seen=seen)
 
 
@@ -268,7 +267,7 @@ def _hits(device: torch.device, size: Size) -> Point:
         dim=work.dim,
         host_share=missed / keys,
         fast_rows=int(share * work.rows),
-        seen=Seen(promoted=(1 - missed / keys - share) / (hottest - share)),
+        seen=PointCounts(promoted=(1 - missed / keys - share) / (hottest - share)),
     )
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ..core.checks import CPU
 from ..core.id_batch import Cut, IdBatch
-from ..nn.bags import EmbeddingBags
+from ..nn.embedding_modules import EmbeddingBags
 from ..nn.prefetch import prefetch
+from ..tables.config import Table
 from ..tables.initializers import Zeros
 from ..tables.module_store import ModuleStore
-from ..tables.optimizer_base import Optimizer
+from ..tables.optimizers import Optimizer
 from ..tables.store import TableKeys
-from ..tables.table import Table
 
 
 class ModuleSteps:

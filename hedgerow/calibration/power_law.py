@@ -12,11 +12,10 @@ from torch import Tensor
 from ..tables.config import Segment, TableConfig
 from ..tables.host import HostTable
 from ..tables.initializers import Zeros
-from ..tables.moving import MovingRows
 from ..tables.optimizers import Sgd
 from ..tables.store import TableKeys
-from ..tiers.build import Tiers, device_tier_tables
-from ..tiers.tier_tables import TierTables
+from ..tables.transfer import MovingRows
+from ..tiers.tier_tables import Tiers, TierTables, device_tier_tables
 from .module_steps import ModuleSteps
 from .quiet import Yardstick
 

@@ -12,11 +12,9 @@ from ..core.hashing import mix64
 from ..tables.config import Segment, TableConfig
 from ..tables.initializers import Zeros
 from ..tables.multi.device_tables import DeviceTables
-from ..tables.optimizer_base import Optimizer
-from ..tables.optimizers import Adagrad, Sgd
+from ..tables.optimizers import Adagrad, Optimizer, Sgd
 from ..tables.store import TableKeys
-from ..tiers.build import Tiers, device_tier_tables
-from ..tiers.tier_tables import TierTables
+from ..tiers.tier_tables import Tiers, TierTables, device_tier_tables
 from .module_steps import ModuleSteps
 from .power_law import PowerLawWork, fill_table
 

@@ -57,10 +57,9 @@ def agent(
     or --container, --model and --layout for the second.
     """
     from ..discovery.layouts import LayoutFilter
-    from ..discovery.names import replica_id_of
-    from ..discovery.paths import Container
+    from ..discovery.paths import Container, replica_id_of
     from ..launch import env
-    from ..serving.agent_process import AgentPlan, ContainerPlan, ReplicaPlan, run_agent
+    from ..serving.agent import AgentPlan, ContainerPlan, ReplicaPlan, run_agent
     from ..serving.process import stop_by_signals
 
     if base_name is not None and container is None:

@@ -34,7 +34,7 @@ from . import (
 )
 from .import_monolith import import_monolith
 from .log_lines import LogLevel, log_lines
-from .verbs import Verbs
+from .options import Verbs
 
 _JOB_FAILED, _BAD_ARGUMENTS = 1, 2
 

@@ -30,7 +30,7 @@ def balance(
     keys of a step once, which is what travels; rows counts every key once.
     """
     from ..routing.balance import balance as measure
-    from ..routing.balance_plot import draw_balance
+    from ..routing.balance import draw_balance
     from .key_file import read_keys
 
     found = measure(read_keys(keys, column), ranks, rows=rows, step_keys=step_keys)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import FileMissingError
-from ..core.local_path import local_path
+from ..core.files import local_path
 from .options import AsJson
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import AsJson
-from .plan_options import Hbm, Host, LocalRanks, machines
+from .plan import Hbm, Host, LocalRanks, machines
 
 if TYPE_CHECKING:
     from ..planner.plan import Plan
@@ -37,7 +37,7 @@ def check(
     A plan is carried by as many ranks as it has, on devices and machines with room for what it
     puts there.
     """
-    from ..planner.carry import shortages
+    from ..planner.compare import shortages
     from ..planner.plan import Plan
 
     found = Plan.load(plan)
@@ -57,7 +57,7 @@ def check(
 
 
 def _check_tables(plan: Plan, path: Path, *, accept_drift: bool) -> None:
-    from .late_progress import late_progress
+    from .options import late_progress
     from .plan import read_tables
 
     with late_progress() as progress:

@@ -16,7 +16,7 @@ from .options import AsJson, Trusted
 
 if TYPE_CHECKING:
     from ..train.job import Job
-    from ..train.run_folder import Run
+    from ..train.run_folder import LoadedRun
 
 _SAMPLES = 2  # of the example: its values do not matter
 
@@ -112,9 +112,9 @@ def _name_of(run: Path) -> str:
 
 
 def _report(
-    loaded: Run, folder: Path, fields: dict[str, str], sigmoid: bool, seconds: float
+    loaded: LoadedRun, folder: Path, fields: dict[str, str], sigmoid: bool, seconds: float
 ) -> dict[str, Any]:
-    from ..nn.summary import tables_of
+    from ..nn.model_tables import tables_of
 
     return {
         "path": str(folder),

@@ -1,4 +1,4 @@
-"""`hedgerow import-monolith`: the original's table files, checked or made a checkpoint."""
+"""`hedgerow import-monolith`: Monolith's table files, checked or made a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..core.errors import InputError
-from .options import Overwrite
-from .written import written
+from .options import Overwrite, checkpoint_line
 
 if TYPE_CHECKING:
-    from ..monolith.source import Loaded
+    from ..monolith.files.importer import LoadedCheckpoint
     from ..routing.router import Router
 
 _RULE = "hash_roundrobin"  # as `save_tables` has it
@@ -48,7 +47,7 @@ def import_monolith(
     ] = _RULE,
     overwrite: Overwrite = False,
 ) -> None:
-    """Check and list table files of the original, or bring them into configured tables.
+    """Check and list table files of Monolith, or bring them into configured tables.
 
     Every checksum, row and count is checked; the first damage ends the program with status 1 and
     the name of the file. `--config` reads all rows into tables in memory, so it needs room for
@@ -82,8 +81,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
 
 
 def _list(source: Path) -> None:
-    from ..monolith.listing import list_tables
-    from ..monolith.source import bases_of
+    from ..monolith.files.importer import bases_of, list_tables
     from .show import progress_bar
 
     for base in bases_of(source):
@@ -99,10 +97,10 @@ def _list(source: Path) -> None:
             )
 
 
-def _load(source: Path, config: Path, reset_states: bool) -> Loaded:
-    from ..monolith.source import load_tables
+def _load(source: Path, config: Path, reset_states: bool) -> LoadedCheckpoint:
+    from ..monolith.files.importer import load_tables
     from .show import progress_bar
-    from .table_configs import read_configs
+    from .table_files import read_configs
 
     configs = read_configs(config)
     with progress_bar() as progress:
@@ -124,9 +122,9 @@ def _load(source: Path, config: Path, reset_states: bool) -> Loaded:
     return loaded
 
 
-def _save(loaded: Loaded, out: Path, router: Router, overwrite: bool) -> None:
-    from ..tables.checkpoint.meter import Progress
+def _save(loaded: LoadedCheckpoint, out: Path, router: Router, overwrite: bool) -> None:
     from ..tables.checkpoint.save import save_tables
+    from ..tables.checkpoint.workers import CheckpointProgress
     from .show import progress_bar
 
     # A table that the files do not have is left out: a load then leaves it as it is.
@@ -135,8 +133,8 @@ def _save(loaded: Loaded, out: Path, router: Router, overwrite: bool) -> None:
         raise InputError(f"the files have none of the configured tables; {out} was not written.")
     with progress_bar() as bar:
 
-        def tell(now: Progress) -> None:
+        def tell(now: CheckpointProgress) -> None:
             bar("saved rows", now.rows, now.rows_total)
 
         done = save_tables(tables, out, router=router, overwrite=overwrite, report=tell)
-    typer.echo(written(out, done))
+    typer.echo(checkpoint_line(out, done))

@@ -19,9 +19,7 @@ from ..core.units import format_bytes
 from .options import AsJson
 
 if TYPE_CHECKING:
-    from ..tables.checkpoint.chain import Chain
-    from ..tables.checkpoint.find_row import FoundRow
-    from ..tables.checkpoint.statistics import TableStatistics
+    from ..tables.checkpoint.chain import Chain, FoundRow, TableStatistics
 
 
 _MOST_METADATA = 300  # characters
@@ -102,7 +100,7 @@ def _table(chain: Chain, name: str) -> dict[str, Any]:
 
 
 def _verify(chain: Chain) -> None:
-    from ..tables.checkpoint.meter import Meter
+    from ..tables.checkpoint.workers import Meter
     from .show import progress_bar
 
     total = sum(manifest.data_bytes for manifest in chain.manifests)
@@ -111,7 +109,7 @@ def _verify(chain: Chain) -> None:
 
 
 def _statistics(chain: Chain, names: list[str]) -> dict[str, TableStatistics]:
-    from ..tables.checkpoint.statistics import statistics
+    from ..tables.checkpoint.chain import statistics
     from .show import progress_bar
 
     with progress_bar() as bar:
@@ -130,7 +128,7 @@ def _statistics(chain: Chain, names: list[str]) -> dict[str, TableStatistics]:
 
 
 def _row(chain: Chain, names: list[str], key: int) -> dict[str, Any]:
-    from ..tables.checkpoint.find_row import find_row
+    from ..tables.checkpoint.chain import find_row
 
     if len(names) != 1:
         raise InputError(f"--key needs --table, one of {', '.join(names)}.")

@@ -1,7 +1,8 @@
-"""Reads a sample of keys from a Parquet, NumPy or text file."""
+"""Reads keys from a Parquet, NumPy or text file, all at once or part by part."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ import numpy as np
 from ..core.errors import FileDamagedError, FileMissingError, InputError
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
+
 
 _KINDS = ".parquet, .npy, .txt"
 
@@ -104,3 +107,28 @@ def _only(path: Path, schema: Any) -> str:
     if len(schema.names) != 1:
         raise InputError(f"{path} has columns {', '.join(schema.names)}; choose one with --column.")
     return schema.names[0]
+
+
+_ROWS = 65_536  # of a Parquet file at a time
+
+
+def stream_keys(path: Path, column: str = "") -> Iterator[np.ndarray]:
+    """The keys of a file in its order, in parts: the batches of a Parquet file, all of another."""
+    if path.suffix == ".parquet" and path.is_file():
+        yield from _batches(path, column)
+    else:
+        yield read_keys(path, column).numpy()
+
+
+def _batches(path: Path, column: str) -> Iterator[np.ndarray]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            name = parquet_column(path, file.schema_arrow, column)
+            batches: Any = file.iter_batches(batch_size=_ROWS, columns=[name])
+            for batch in batches:
+                yield as_keys(path, parquet_keys(path, name, batch.column(0)))
+    except (pa.ArrowInvalid, OSError) as error:  # cut off or changed, also in a later part
+        raise FileDamagedError(f"{path} is no Parquet file: {error}.") from error

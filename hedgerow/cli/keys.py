@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .verbs import Verbs
+from .options import Verbs
 
 app = Verbs(
     help="Keys for parameter servers and their clients, and for bundles.", no_args_is_help=True
@@ -27,7 +27,7 @@ def bundle(
 
     Whoever holds it can sign and check. Only its owner can read the file.
     """
-    from ..serving.bundle_keys import new_key
+    from ..serving.bundle_files import new_key
 
     new_key(file)
     typer.echo(str(file))

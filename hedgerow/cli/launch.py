@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from ..core.errors import ConfigError, FileMissingError
-from ..launch.job_watch import JobPlan, run_job
-from ..launch.local_crew import LocalCrew
-from ..launch.ray_crew import RayCrew
+from ..launch.job_watch import JobSpec, run_job
+from ..launch.local_job import LocalProcesses
+from ..launch.ray_job import RayProcesses
 
 # What follows the script belongs to the script, whatever it looks like.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
-_SERVER_ENTRY = "hedgerow.ps.process:serve_shard"
+_SERVER_ENTRY = "hedgerow.ps.server:serve_shard"
 _SERVER_COMMAND = (sys.executable, "-m", "hedgerow", "ps")
 
 _Servers = Annotated[
@@ -81,7 +81,7 @@ def launch(
         raise typer.Exit(_ranks(nproc, config, target, module=module))
     if nproc is not None or config is not None:
         raise ConfigError("--nproc and --config go without --servers; say --workers N.")
-    plan = JobPlan(
+    plan = JobSpec(
         servers=servers,
         workers=1 if workers is None else workers,
         script=("-m", *target) if module else target,
@@ -92,8 +92,8 @@ def launch(
     raise typer.Exit(_with_servers(plan, ray=ray))
 
 
-def _with_servers(plan: JobPlan, *, ray: bool) -> int:
-    crew = RayCrew(plan, _SERVER_ENTRY) if ray else LocalCrew(plan, _SERVER_COMMAND)
+def _with_servers(plan: JobSpec, *, ray: bool) -> int:
+    crew = RayProcesses(plan, _SERVER_ENTRY) if ray else LocalProcesses(plan, _SERVER_COMMAND)
     return run_job(crew, plan.workers, lambda line, is_error: typer.echo(line, err=is_error))
 
 

@@ -25,7 +25,7 @@ LogLevel = Annotated[
 _LINE = "%(asctime)s.%(msecs)03d %(levelname)s %(message)s"
 
 
-class _Lines(logging.Handler):
+class _StderrHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter(_LINE, "%Y-%m-%d %H:%M:%S"))
@@ -48,7 +48,7 @@ warning, error.
     """
     if level is not None and level not in LEVELS:
         raise ConfigError(f"--log-level is {level!r}; it must be one of {', '.join(LEVELS)}.")
-    logger, handler = logging.getLogger("hedgerow"), _Lines()
+    logger, handler = logging.getLogger("hedgerow"), _StderrHandler()
     before = logger.level
     logger.addHandler(handler)
     if level is not None:

@@ -4,20 +4,165 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import plan_options as given
-from .late_progress import late_progress
-from .options import AsJson
-from .plan_routing import routed
+from ..core.errors import InputError
+from ..core.units import parse_bytes
+from .options import AsJson, late_progress
 
 if TYPE_CHECKING:
     from ..planner.plan import Plan
     from ..planner.problem.table_spec import TableSpec
     from ..planner.problem.topology import Reserve, Topology
+
+
+LocalRanks = Annotated[
+    int | None, typer.Option(help="Ranks of a machine; all of them on one if not given.", min=1)
+]
+Hbm = Annotated[
+    str | None,
+    typer.Option(help="HBM of each device, as in 80GiB; 0 for ranks without cards. As found here."),
+]
+Host = Annotated[
+    str | None, typer.Option(help="Host memory of each machine, as in 1TiB. As found here.")
+]
+
+Batch = Annotated[
+    int | None, typer.Option(help="Samples of a rank and step; a job's own, or 4096.", min=1)
+]
+KeepHbm = Annotated[
+    str, typer.Option(help="HBM of a device to keep free beside 15 %: the dense part.")
+]
+KeepHost = Annotated[str, typer.Option(help="Host memory of a machine to keep free beside 10 %.")]
+WhatIf = Annotated[
+    str | None, typer.Option(help="Other sizes to try: hbm=24GiB,32GiB, or host=...")
+]
+Pin = Annotated[
+    list[str] | None,
+    typer.Option(help="A table's mode, or one option: item=CACHING, item=CACHING@0.1."),
+]
+Rows = Annotated[list[str] | None, typer.Option(help="Rows of tables: item=1000000.")]
+Times = Annotated[Path | None, typer.Option(help="Times of the device, from `hedgerow calibrate`.")]
+LayoutName = Annotated[str, typer.Option(help="Whose tables: hedgerow, strict or baseline.")]
+ChooseRouting = Annotated[
+    bool,
+    typer.Option(
+        "--choose-routing", help="Take the dist_type that samples advise, for a new model."
+    ),
+]
+Thrashing = Annotated[
+    bool, typer.Option("--allow-thrashing", help="Caches smaller than one step, too.")
+]
+TimeLimit = Annotated[float, typer.Option(help="Seconds for the solver.", min=0.1)]
+Out = Annotated[Path | None, typer.Option(help="Write the plan to this file.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page to this file.")]
+Png = Annotated[Path | None, typer.Option(help="Write a picture to this file.")]
+
+
+def machines(ranks: int, local: int | None, hbm: str | None, host: str | None) -> Topology:
+    """The machines of options; what is not given is as on this one."""
+    from ..planner.problem.topology import Topology
+
+    card = None if hbm is None else size_of("--hbm", hbm)
+    pool = None if host is None else size_of("--host", host)
+    if card is None or pool is None:
+        here = Topology.detect(ranks, local, device="cpu" if card is not None else None)
+        card = min(here.hbm_by_device) if card is None else card
+        pool = here.machines[0].ddr if pool is None else pool
+    return Topology(
+        world=ranks,
+        local_world=local,
+        hbm_per_device=card,
+        ddr_per_machine=pool,
+        device="cuda" if card else "cpu",
+    )
+
+
+def reserve(hbm: str, host: str) -> Reserve:
+    """What is kept free beside the usual shares."""
+    from ..planner.problem.topology import Reserve
+
+    return Reserve(hbm_bytes=size_of("--keep-hbm", hbm), ddr_bytes=size_of("--keep-host", host))
+
+
+def size_of(option: str, text: str) -> int:
+    """Bytes of "80GiB"; plain 0 needs no unit."""
+    if text.strip() == "0":
+        return 0
+    try:
+        return parse_bytes(text)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from error
+
+
+def pairs(option: str, given: list[str]) -> dict[str, str]:
+    """What stands as NAME=VALUE, several in one or one by one.
+
+    >>> pairs("--pin", ["item=CACHING,user=HOST_ONLY", "city=HBM_ONLY"])
+    {'item': 'CACHING', 'user': 'HOST_ONLY', 'city': 'HBM_ONLY'}
+    """
+    found: dict[str, str] = {}
+    for text in (part.strip() for one in given for part in one.split(",")):
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"{option} has {text!r}; write NAME=VALUE, as in {option} item=...")
+        if name in found:
+            raise InputError(f"{option} names {name!r} twice.")
+        found[name] = value
+    return found
+
+
+def row_counts(given: list[str]) -> dict[str, int]:
+    """Rows by table.
+
+    >>> row_counts(["item=1_000"])
+    {'item': 1000}
+    """
+    found = {}
+    for name, text in pairs("--rows", given).items():
+        if not text.replace("_", "").isdecimal() or not int(text):
+            raise InputError(f"--rows {name}={text}; give a whole number from 1 on.")
+        found[name] = int(text)
+    return found
+
+
+def what_if_sizes(text: str | None) -> Mapping[str, list[int]]:
+    """Sizes to ask for, by what changes.
+
+    >>> what_if_sizes("hbm=1KiB,2KiB")
+    {'hbm': [1024, 2048]}
+    """
+    if text is None:
+        return {}
+    name, equals, sizes = text.partition("=")
+    if name not in ("hbm", "host") or not equals:
+        raise InputError(
+            f"--what-if is {text!r}; write hbm= or host= and sizes, as in hbm=24GiB,32GiB."
+        )
+    return {name: [size_of("--what-if", part) for part in sizes.split(",")]}
+
+
+def with_advised_routing(specs: Sequence[TableSpec], topology: Topology) -> list[TableSpec]:
+    """Tables with the `dist_type` that their samples advise; without samples as they are."""
+    from ..planner.times.routing_advice import routing_advice
+
+    found = []
+    for spec in specs:
+        advice = routing_advice(spec, topology.world) if topology.world > 1 else None
+        advised = spec.dist_type if advice is None else advice.recommended
+        if advised != spec.dist_type:
+            typer.echo(
+                f"{spec.name}: {advised} instead of {spec.dist_type}, as its keys advise; set "
+                f"dist_type in the model, too. A checkpoint keeps the rule it was saved with.",
+                err=True,
+            )
+        found.append(replace(spec, dist_type=advised))
+    return found
+
 
 _BATCH = 4096
 
@@ -28,23 +173,23 @@ def plan(
         typer.Argument(metavar="TABLES", help="Tables, or a training job; a .toml or .json file."),
     ],
     ranks: Annotated[int, typer.Option(help="Ranks of the job.", min=1)],
-    local_ranks: given.LocalRanks = None,
-    hbm: given.Hbm = None,
-    host: given.Host = None,
-    batch: given.Batch = None,
-    keep_hbm: given.KeepHbm = "0",
-    keep_host: given.KeepHost = "0",
-    what_if: given.WhatIf = None,
-    pin: given.Pin = None,
-    rows: given.Rows = None,
-    calibration: given.Times = None,
-    layout: given.LayoutName = "hedgerow",
-    choose_routing: given.ChooseRouting = False,
-    allow_thrashing: given.Thrashing = False,
-    time_limit: given.TimeLimit = 10.0,
-    out: given.Out = None,
-    html: given.Html = None,
-    png: given.Png = None,
+    local_ranks: LocalRanks = None,
+    hbm: Hbm = None,
+    host: Host = None,
+    batch: Batch = None,
+    keep_hbm: KeepHbm = "0",
+    keep_host: KeepHost = "0",
+    what_if: WhatIf = None,
+    pin: Pin = None,
+    rows: Rows = None,
+    calibration: Times = None,
+    layout: LayoutName = "hedgerow",
+    choose_routing: ChooseRouting = False,
+    allow_thrashing: Thrashing = False,
+    time_limit: TimeLimit = 10.0,
+    out: Out = None,
+    html: Html = None,
+    png: Png = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose for every table where it lives: in HBM, on the host, or in both.
@@ -57,13 +202,13 @@ def plan(
 
     Try: `hedgerow plan examples/movielens.toml --ranks 2 --hbm 0 --out plan.json`
     """
-    topology = given.machines(ranks, local_ranks, hbm, host)
-    kept = given.reserve(keep_hbm, keep_host)
-    sizes, pinned = given.what_if_sizes(what_if), given.pairs("--pin", pin or [])
+    topology = machines(ranks, local_ranks, hbm, host)
+    kept = reserve(keep_hbm, keep_host)
+    sizes, pinned = what_if_sizes(what_if), pairs("--pin", pin or [])
     with late_progress() as progress:
-        specs, samples = read_tables(tables, given.row_counts(rows or []), ranks, progress)
+        specs, samples = read_tables(tables, row_counts(rows or []), ranks, progress)
         if choose_routing:
-            specs = routed(specs, topology)
+            specs = with_advised_routing(specs, topology)
         settings: dict[str, Any] = {
             "batch": batch or samples or _BATCH,
             "layout": layout,
@@ -83,7 +228,7 @@ def _planned(
     settings: Mapping[str, Any],
 ) -> Plan:
     from ..planner.make_plan import plan as make_plan
-    from ..planner.problem.solution import PlanError
+    from ..planner.problem.options import PlanError
     from ..planner.times.calibration import Calibration
 
     known = None if times is None else Calibration.load(times)
@@ -98,10 +243,9 @@ def read_tables(
     path: Path, rows: Mapping[str, int], ranks: int, progress: Callable[[str, int, int], None]
 ) -> tuple[list[TableSpec], int | None]:
     """The tables of a file, and samples of a rank and step where it is a job."""
-    from ..train.config_text import read_text
+    from ..train.config_file import read_text
     from ..train.job import read_job
-    from .plan_job import specs_of_job
-    from .plan_tables import tables_of, with_rows
+    from .table_files import specs_of_job, tables_of, with_rows
 
     values, origin = read_text(path)
     if "tables" in values or "data" not in values:
@@ -119,8 +263,8 @@ def _show(
     png: Path | None,
     as_json: bool,
 ) -> None:
+    from ..planner.explain import hbm_curve, host_curve
     from ..planner.report import default_curve, host_lines, report_text
-    from ..planner.what_if import hbm_curve, host_curve
 
     curve = hbm_curve(plan, sizes["hbm"]) if "hbm" in sizes else default_curve(plan)
     hosts = host_curve(plan, sizes["host"]) if "host" in sizes else []

@@ -1,8 +1,9 @@
-"""`hedgerow predict`: the predictions of a run's model, as a Parquet file, or of a server's."""
+"""`hedgerow predict`: predictions of a run's model in a Parquet file, or of a served model."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -11,29 +12,118 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.errors import InputError
-from ..core.local_path import local_path
+from ..core.errors import FileMissingError, InputError, UnknownNameError
+from ..core.files import local_path, naming
 from ..core.units import format_count
-from ..core.whole_file import naming
 from .options import AsJson, Trusted
-from .predict_server import (
-    Ca,
-    Inputs,
-    ModelName,
-    Question,
-    Server,
-    SignatureName,
-    TimeoutS,
-    Version,
-    predict_server,
-)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..data.batch import Batch
-    from ..data.batch_source import BatchSource
+    from ..data.source import Batch, BatchSource
+    from ..serving.client import PredictionClient, SignatureInfo
+    from ..serving.model import TensorSpec
     from ..train.job import Job
+
+
+Server = Annotated[
+    str | None, typer.Option(help="Ask the server at HOST:PORT (gRPC) instead of a run's model.")
+]
+ModelName = Annotated[str, typer.Option(help="With --server: the model's name.")]
+SignatureName = Annotated[str, typer.Option(help="With --server: the model's signature.")]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --server: a JSON file with `instances` (rows), `inputs` (columns) or names and "
+        "values; the standard input if not given."
+    ),
+]
+Version = Annotated[
+    int | None, typer.Option(help="With --server: the model's version, not the newest.")
+]
+Ca = Annotated[
+    Path | None, typer.Option(help="With --server: PEM file of who signed its certificate.")
+]
+TimeoutS = Annotated[float, typer.Option(help="With --server: when to give up.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerQuery:
+    """What is asked of which server."""
+
+    server: str
+    model: str
+    signature: str
+    inputs: Path | None
+    version: int | None
+    ca: Path | None
+    timeout_s: float
+
+
+def predict_server(question: ServerQuery) -> None:
+    """Sends the values and prints the answer as JSON; numbers get the types the server tells."""
+    from ..serving.channels import ClientTls
+    from ..serving.client import PredictionClient
+    from ..serving.rest import read_json
+
+    tls = None if question.ca is None else ClientTls(ca=_read(question.ca))
+    request = read_json(_body(question.inputs))
+    key = request.signature or question.signature
+    with PredictionClient(question.server, tls=tls) as client:
+        specs = _specs(client, question, key)
+        outputs = client.predict(
+            question.model,
+            key,
+            request.tensors(specs),
+            version=question.version,
+            timeout=question.timeout_s,
+        )
+    typer.echo(json.dumps(request.answer(outputs), indent=1))
+
+
+def _body(path: Path | None) -> bytes:
+    """The request in a file, or in the standard input; an object of names alone is columns."""
+    data = sys.stdin.buffer.read() if path is None else _read(path)
+    try:
+        plain: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        where = "the standard input" if path is None else str(path)
+        raise InputError(f"{where} is not JSON: {error}.") from error
+    if isinstance(plain, dict) and not {"instances", "inputs"} & plain.keys():
+        plain = {"inputs": plain}
+    return json.dumps(plain).encode()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileMissingError(f"{path} cannot be read: {error}.") from error
+
+
+def _specs(client: PredictionClient, question: ServerQuery, key: str) -> dict[str, TensorSpec]:
+    from ..serving.model import ServingError, TensorSpec
+
+    try:
+        known = client.metadata(question.model, question.version, question.timeout_s)
+    except ServingError as error:
+        if error.code != "NOT_FOUND":
+            raise
+        raise UnknownNameError(
+            f"{question.server} serves no model {question.model!r}, or not this version of it "
+            f"({error}). Give --model the name that `hedgerow serve` logs when it loads the model."
+        ) from error
+    if key not in known:
+        raise UnknownNameError(
+            f"model {question.model} has no signature {key!r}; it has: {', '.join(known)}."
+        )
+    info: SignatureInfo = known[key]
+    return {
+        name: TensorSpec(one.dtype, one.shape or ())
+        for name, one in info.inputs.items()
+        if one.dtype is not None
+    }
+
 
 _OWN = ("row", "prediction", "label")  # columns of every file of predictions
 
@@ -82,7 +172,7 @@ def predict(
         if run is not None:
             raise InputError(f"RUN is {run}, and --server asks a server; give one of them.")
         predict_server(
-            Question(
+            ServerQuery(
                 server=server,
                 model=model,
                 signature=signature,
@@ -95,12 +185,12 @@ def predict(
         return
     if run is None:
         raise InputError("name the folder of a run, or a server with --server HOST:PORT.")
-    asked = Asked(tuple(map(str, files or ())), unlabelled, tuple(key or ()), row_numbers)
+    asked = PredictInputs(tuple(map(str, files or ())), unlabelled, tuple(key or ()), row_numbers)
     _predict_run(run, asked, out, as_json, best=best, trusted=trusted)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PredictInputs:
     """What to predict: files, the test of the job if there are none, and which columns go along."""
 
     files: tuple[str, ...]
@@ -110,7 +200,7 @@ class Asked:
 
 
 def _predict_run(
-    run: Path, asked: Asked, out: Path | None, as_json: bool, *, best: bool, trusted: bool
+    run: Path, asked: PredictInputs, out: Path | None, as_json: bool, *, best: bool, trusted: bool
 ) -> None:
     from ..train.run_folder import load_run
     from .train_report import finite
@@ -129,7 +219,7 @@ def _predict_run(
     typer.echo(f"wrote {path}")
 
 
-def _source(job: Job, asked: Asked) -> BatchSource:
+def _source(job: Job, asked: PredictInputs) -> BatchSource:
     from ..train.job_data import ColumnData, FileData
 
     data, fields = job.data, job.model.fields(job.data)
@@ -167,9 +257,9 @@ def _check_keys(keys: Sequence[str]) -> None:
 def _write(model: Any, source: BatchSource, path: Path, *, row_numbers: bool) -> dict[str, float]:
     """Predicts batch by batch; the metrics, or only the number of samples without labels."""
     from ..train.evaluate import predictions
-    from ..train.metrics import Metrics
+    from ..train.metrics import BinaryMetrics
 
-    metrics, samples, labelled = Metrics(), 0, True
+    metrics, samples, labelled = BinaryMetrics(), 0, True
     with _rows_of(path, row_numbers=row_numbers) as write:
         for logits, batch in predictions(model, source):
             labelled = not bool(batch.labels.isnan().any())  # all or none, by the source

@@ -39,8 +39,8 @@ def ps(
 
     Prints the address it listens on as one line.
     """
-    from ..ps.process import ServerPlan, serve
-    from .table_configs import read_configs
+    from ..ps.server import ServerPlan, serve
+    from .table_files import read_configs
 
     plan = ServerPlan.of(
         shard,

@@ -28,7 +28,7 @@ def ps_status(
     as_json: AsJson = False,
 ) -> None:
     """Show health and counters of servers; the exit status is 1 if one does not answer."""
-    from ..ps.status import status_of
+    from ..ps.remote_shard import status_of
 
     found = status_of(addresses, keys=keys, deadline_s=deadline_s)
     if as_json:

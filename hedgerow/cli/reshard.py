@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .options import AsJson, Overwrite
-from .written import written
+from .options import AsJson, Overwrite, checkpoint_line
 
 
 def reshard(
@@ -35,13 +34,13 @@ def reshard(
     Every checksum is proved first; every row goes to its new owner; rows stream through, so the
     memory needed does not grow with the tables.
     """
-    from ..tables.checkpoint.meter import Progress
-    from ..tables.checkpoint.reshard import reshard as copy
+    from ..tables.checkpoint.increments import reshard as copy
+    from ..tables.checkpoint.workers import CheckpointProgress
     from .show import progress_bar
 
     with progress_bar() as bar:
 
-        def tell(now: Progress) -> None:
+        def tell(now: CheckpointProgress) -> None:
             bar("rows", now.rows, now.rows_total)
 
         rule = dist_type or None
@@ -58,4 +57,4 @@ def reshard(
     if as_json:
         typer.echo(json.dumps(result, indent=1))
     else:
-        typer.echo(written(target, done))
+        typer.echo(checkpoint_line(target, done))

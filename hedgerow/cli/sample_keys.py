@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..core.whole_file import write_whole
+from ..core.files import write_whole
 from .options import AsJson
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def sample_keys(
 def _sampled(
     files: list[Path], column: str, limit: int, progress: Callable[[str, int, int], None]
 ) -> KeyStats:
-    from ..planner.problem.key_sampling import KeySampler
-    from .key_stream import stream_keys
+    from ..planner.problem.key_stats import KeySampler
+    from .key_file import stream_keys
 
     sampler = KeySampler(limit)
     for place, path in enumerate(files):

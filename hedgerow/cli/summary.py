@@ -17,8 +17,8 @@ def summary(
     as_json: AsJson = False,
 ) -> None:
     """Show the job, the step and the tables of a run's newest checkpoint."""
-    from ..nn.summary import stats
-    from ..nn.summary import summary as describe
+    from ..nn.model_tables import stats
+    from ..nn.model_tables import summary as describe
     from ..train.run_folder import load_run
 
     loaded = load_run(run, trusted=trusted)

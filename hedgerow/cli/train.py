@@ -15,19 +15,41 @@ import typer
 
 from ..core.errors import ConfigError, FileMissingError, HedgerowError, InputError, JobFailedError
 from ..core.units import format_count
-from .job_ranks import job_ranks
 from .log_lines import shown_log
 from .options import AsJson, Trusted
 from .show_plan import show_plan
 from .train_report import finish
 
 if TYPE_CHECKING:
-    from ..sharding.agreement import Ranks
+    from ..sharding.agreement import RankGroup
     from ..train.job import Job
-    from ..train.job_parts import Parts
+    from ..train.job_parts import JobParts
     from ..train.loop import Outcome, Trainer
     from ..train.run_folder import RunFolder
     from .live import Console
+
+
+@contextmanager
+def job_ranks() -> Iterator[RankGroup]:
+    """Joins the launcher's other processes until the end; under plain python it opens nothing.
+
+    A process group that is there already is used, and left to its owner.
+    """
+    import torch.distributed as dist
+
+    from ..launch.process_group import process_group
+    from ..launch.rank_info import rank_info
+    from ..sharding.agreement import RankGroup
+
+    if dist.is_initialized():
+        yield RankGroup(dist.group.WORLD)
+        return
+    if rank_info().world_size == 1:
+        yield RankGroup()
+        return
+    with process_group():
+        yield RankGroup(dist.group.WORLD)
+
 
 _RUNS = Path("runs")
 
@@ -70,7 +92,9 @@ _PrintPlan = Annotated[
 def train(
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="CONFIG.toml", help="The job: docs/guides/jobs.md.", show_default=False),
+        typer.Argument(
+            metavar="CONFIG.toml", help="The job: docs/guides/jobs.md.", show_default=False
+        ),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="The source: movielens-100k, clicks, wide-clicks.")
@@ -109,7 +133,7 @@ def train(
     if print_plan:
         show_plan(_job(config, options, out, resume=resume), as_json=as_json)
         return
-    how = _How(resume=resume, trusted=trusted, compare=compare, as_json=as_json)
+    how = _RunFlags(resume=resume, trusted=trusted, compare=compare, as_json=as_json)
     with _console() as console, ExitStack() as stack:
         job = _job(config, options, out, resume=resume)
         why = _run(job, out, config, _joined(stack), console, how).why
@@ -118,7 +142,7 @@ def train(
 
 
 def _check_compare(*, compare: bool) -> None:
-    from ..launch.server_list import server_list
+    from ..launch.job_variables import server_list
 
     if compare and server_list() is not None:
         raise ConfigError(
@@ -128,7 +152,7 @@ def _check_compare(*, compare: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _How:
+class _RunFlags:
     """What the command line says beside the job."""
 
     resume: bool
@@ -138,7 +162,12 @@ class _How:
 
 
 def _run(
-    job: Job, out: Path | None, config: Path | None, ranks: Ranks, console: Console, how: _How
+    job: Job,
+    out: Path | None,
+    config: Path | None,
+    ranks: RankGroup,
+    console: Console,
+    how: _RunFlags,
 ) -> Outcome:
     """The job on this rank, and what it tells in the end.
 
@@ -196,7 +225,7 @@ def _job(config: Path | None, options: Mapping[str, Any], out: Path | None, *, r
 
 
 @_ctrl_c_ends()
-def _joined(stack: ExitStack) -> Ranks:
+def _joined(stack: ExitStack) -> RankGroup:
     """The ranks of the job, until the stack is left."""
     return stack.enter_context(job_ranks())
 
@@ -218,8 +247,8 @@ def _console() -> Iterator[Console]:
 
 @_ctrl_c_ends()
 def _begun(
-    job: Job, out: Path | None, name: str, ranks: Ranks, console: Console, how: _How
-) -> tuple[Job, RunFolder, Parts]:
+    job: Job, out: Path | None, name: str, ranks: RankGroup, console: Console, how: _RunFlags
+) -> tuple[Job, RunFolder, JobParts]:
     """The job with its threads, the folder that the first rank chose, what the job is built of."""
     from ..train.run_folder import RunFolder, free_folder
 
@@ -249,11 +278,11 @@ def _begun(
     return job, run, parts
 
 
-def _banner(job: Job, parts: Parts, ranks: int) -> str:
+def _banner(job: Job, parts: JobParts, ranks: int) -> str:
     """What is trained, how long, on what."""
     import torch
 
-    from ..nn.collection import collections_of
+    from ..nn.embedding_modules import collections_of
 
     tables = sum(len(one.tables) for one in collections_of(parts.model))
     weights = format_count(sum(p.numel() for p in parts.model.parameters()))
@@ -267,7 +296,7 @@ def _banner(job: Job, parts: Parts, ranks: int) -> str:
     return "; ".join(said)
 
 
-def _built(job: Job, *, measure_threads: bool) -> Parts:
+def _built(job: Job, *, measure_threads: bool) -> JobParts:
     from ..train.job_parts import build
 
     try:
@@ -283,7 +312,7 @@ def _built(job: Job, *, measure_threads: bool) -> Parts:
 
 
 def _trained(
-    job: Job, parts: Parts, run: RunFolder, ranks: Ranks, console: Console, how: _How
+    job: Job, parts: JobParts, run: RunFolder, ranks: RankGroup, console: Console, how: _RunFlags
 ) -> tuple[Trainer, Outcome]:
     trainer = _ready(job, parts, run, ranks, console, how)
     try:
@@ -296,13 +325,13 @@ def _trained(
 
 @_ctrl_c_ends()
 def _ready(
-    job: Job, parts: Parts, run: RunFolder, ranks: Ranks, console: Console, how: _How
+    job: Job, parts: JobParts, run: RunFolder, ranks: RankGroup, console: Console, how: _RunFlags
 ) -> Trainer:
     """A trainer that has everything and has not begun."""
     from ..train.checkpoints import Checkpoints
+    from ..train.events import JsonLines, TensorBoard, WithSpeed
     from ..train.job_parts import schedule
     from ..train.loop import Trainer
-    from ..train.sinks import JsonLines, TensorBoard, WithSpeed
 
     keep = Checkpoints(
         run.checkpoints,

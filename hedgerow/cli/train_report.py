@@ -1,32 +1,123 @@
-"""What `hedgerow train` says at its end: how good the model is, where everything is, what next."""
+"""The report at the end of `hedgerow train`: metrics, files, next steps, cost of collisions."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..core.errors import MissingExtraError
 from ..core.units import format_count
-from .train_compare import DIVISOR, hashed_baseline
 
 if TYPE_CHECKING:
-    from ..sharding.agreement import Ranks
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from ..core.id_batch import IdBatch
+    from ..data.source import Batch, Source
+    from ..sharding.agreement import RankGroup
     from ..train.job import Job
-    from ..train.job_parts import Parts
+    from ..train.job_parts import JobParts
     from ..train.loop import Outcome, Trainer
     from ..train.run_folder import RunFolder
 
 
+DIVISOR = 4
+
+
+def hashed_baseline(job: Job, model: nn.Module, steps: int, ranks: RankGroup) -> dict[str, float]:
+    """Test metrics of the job after as many steps, with a quarter of the model's rows a table.
+
+    Nothing where there is no test, or where Ctrl-C ended it. All ranks of the job take part.
+    """
+    import torch
+
+    from ..data.source import Batch
+    from ..nn.embedding_modules import collections_of
+    from ..nn.model_tables import tables_of
+    from ..train.evaluate import evaluate
+    from ..train.job_parts import build
+    from ..train.loop import LoopSchedule, Trainer
+
+    own = {
+        name: torch.cat([part.ids for part in table.scan()] or [torch.empty(0, dtype=torch.int64)])
+        for name, table in tables_of(model).items()
+    }
+    told = ranks.tell(own)
+    known = {name: torch.cat([one[name] for one in told]) for name in own}
+    tables = {f: t.name for c in collections_of(model) for t in c.tables for f in t.features}
+    parts = build(job)
+
+    def rows(feature: str) -> int:
+        return shared_rows(len(known[tables[feature]]), DIVISOR)
+
+    def change(batch: Batch) -> Batch:
+        return Batch(batch.dense, hashed_ids(batch.ids, rows), batch.labels, batch.weights)
+
+    if parts.test is None:
+        return {}
+    schedule = LoopSchedule(epochs=job.train.epochs, steps=steps)
+    train = _ChangedSource(parts.train, change)
+    outcome = Trainer(parts.model, parts.optimizer, train, schedule=schedule).run()
+    if outcome.why == "interrupted":  # what it has learned so far is nothing to compare with
+        return {}
+    return evaluate(parts.model, _ChangedSource(parts.test, change))
+
+
+def shared_rows(ids: int, divisor: int) -> int:
+    """How many rows so many ids share: a part of them, at least one.
+
+    >>> shared_rows(10, 4), shared_rows(3, 4)
+    (2, 1)
+    """
+    return max(1, ids // divisor)
+
+
+def hashed_ids(batch: IdBatch, rows: Callable[[str], int], seed: int = 0) -> IdBatch:
+    """Each id becomes the row that it shares: its hash, modulo the `rows` of its feature."""
+    import torch
+
+    from ..core.hashing import mix64
+    from ..core.id_batch import IdBatch
+    from ..core.ids import Ragged
+
+    columns: dict[str, Ragged | torch.Tensor] = {}
+    for name in batch.names:
+        column = batch.feature(name)
+        shared = torch.remainder(mix64(column.values ^ seed), rows(name))
+        columns[name] = Ragged.trusted(shared, column.row_splits)
+    return IdBatch.from_dict(columns)
+
+
+class _ChangedSource:
+    """A source whose batches are changed on their way."""
+
+    def __init__(self, source: Source, change: Callable[[Batch], Batch]) -> None:
+        self._source, self._change = source, change
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self._change, self._source)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The source's."""
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The source's."""
+        self._source.load_state_dict(state)
+
+
 def finish(
     job: Job,
-    parts: Parts,
+    parts: JobParts,
     run: RunFolder,
     trainer: Trainer,
     outcome: Outcome,
-    ranks: Ranks,
+    ranks: RankGroup,
     *,
     compare: bool,
     as_json: bool,
@@ -59,7 +150,7 @@ def _show(
         typer.echo(line)
 
 
-def _test(parts: Parts, trainer: Trainer, outcome: Outcome) -> dict[str, float]:
+def _test(parts: JobParts, trainer: Trainer, outcome: Outcome) -> dict[str, float]:
     from ..train.loop import evaluate
 
     is_fresh = outcome.test and trainer.progress.evaluated_at == outcome.step
@@ -69,7 +160,7 @@ def _test(parts: Parts, trainer: Trainer, outcome: Outcome) -> dict[str, float]:
 
 
 def _report(
-    parts: Parts, run: RunFolder, outcome: Outcome, test: dict[str, float]
+    parts: JobParts, run: RunFolder, outcome: Outcome, test: dict[str, float]
 ) -> dict[str, Any]:
     return {
         "why": outcome.why,
@@ -85,7 +176,7 @@ def _report(
     }
 
 
-def baselines(parts: Parts, test: dict[str, float]) -> dict[str, dict[str, float]]:
+def baselines(parts: JobParts, test: dict[str, float]) -> dict[str, dict[str, float]]:
     """What the test metrics are to be compared with, each an AUC and where known a log loss.
 
     Majority predicts the share of positives for every sample. On synthetic clicks the true chances
@@ -102,8 +193,8 @@ def baselines(parts: Parts, test: dict[str, float]) -> dict[str, dict[str, float
 
 def _curves(run: RunFolder, title: str, report: dict[str, Any]) -> str | None:
     """The path of the picture; None where it could not be drawn, which is told."""
+    from ..train.events import read_events
     from ..train.plot import learning_curves
-    from ..train.sinks import read_events
 
     lines = {name: values["auc"] for name, values in report["baselines"].items()}
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .verbs import Verbs
+from .options import Verbs
 
 if TYPE_CHECKING:
     from ..discovery.control import Control
@@ -27,7 +27,7 @@ _HOSTS = "127.0.0.1:2181"
 @contextmanager
 def _control(zk: str, bzid: str) -> Iterator[Control]:
     from ..discovery.control import Control
-    from ..discovery.session import Session
+    from ..discovery.zookeeper import Session
 
     with Session.connect(zk) as session:
         yield Control(session, bzid)

@@ -76,7 +76,7 @@ class SaveCancelledError(HedgerowError, RuntimeError):
 
 
 class NotSupportedError(HedgerowError, NotImplementedError):
-    """A setting of the original that has no definition to build from."""
+    """A setting of Monolith that has no definition to build from."""
 
 
 class MissingExtraError(HedgerowError, ImportError):

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from . import checks
 from .errors import DtypeError, InputError
-from .ids import Ragged, check_splits
-from .keyed_jagged import KeyedJagged
-from .outside_graphs import outside_graphs
+from .id_columns import KeyedJagged
+from .ids import Ragged, check_splits, outside_graphs
 from .shapes import Float32, Int64
 
 
@@ -171,7 +170,7 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
 
         Strings become `id64(value, field=column)`; a null is an empty cell.
         """
-        from .arrow import ragged_of_column
+        from .id_columns import ragged_of_column
 
         names = tuple(table.schema.names if features is None else features)
         for name in names:

@@ -1,22 +1,49 @@
-"""Rows of different lengths as one tensor of values and the borders of its rows."""
+"""Ragged rows of ids as one tensor of values and one of offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import pairwise
 from numbers import Integral, Number
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from . import checks
 from .errors import DtypeError, HedgerowError, InputError
-from .outside_graphs import outside_graphs
 from .shapes import Bool, Int64
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which `torch.compile` calls as it is, between two graphs; an export traces it.
+
+    Traced, it would break the graph in its middle, and be compiled again for new values. This is
+    what `torch.compiler.disable` does, which imports the compiler at once, in seconds.
+
+    >>> @outside_graphs
+    ... def longest(lengths: torch.Tensor) -> int:
+    ...     return int(lengths.max())
+    >>> longest(torch.tensor([2, 5]))
+    5
+    """
+    apart = _disable_dynamo(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            return apart(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -21,7 +21,7 @@ class WireError(HedgerowError, ValueError):
     """Bytes that are no message; says at which byte of it."""
 
 
-class Reader:
+class ProtobufReader:
     """Reads one message, field by field. Not thread-safe.
 
     >>> reader = Reader(varint_field(4, 150))
@@ -191,7 +191,7 @@ def bytes_field(number: int, value: bytes) -> bytes:
 
 
 def floats_field(number: int, values: Floats) -> bytes:
-    """A repeated float field below 16, one tag a value (not packed), as the original writes it.
+    """A repeated float field below 16, one tag a value (not packed), as Monolith writes it.
 
     >>> floats_field(2, np.ones(2, np.float32)).hex()
     '150000803f150000803f'

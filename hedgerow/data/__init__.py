@@ -5,12 +5,12 @@ The door `hr.data`. Nothing here loads more than torch; readers load pyarrow whe
 
 from __future__ import annotations
 
-from .batch import Batch as Batch
-from .batch import Source as Source
-from .batch_source import BatchSource as BatchSource
 from .criteo_text import criteo as criteo
-from .movielens_100k import movielens as movielens
+from .movielens import movielens as movielens
 from .parquet_files import parquet as parquet
+from .source import Batch as Batch
+from .source import BatchSource as BatchSource
+from .source import Source as Source
 from .synthetic_clicks import ClickFeature as ClickFeature
 from .synthetic_clicks import SyntheticClicks as SyntheticClicks
 from .synthetic_clicks import clicks as clicks

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from .. import native
 from ..core import checks
-from ..core.arrow import is_text, ragged_of_column
 from ..core.errors import ConfigError, DtypeError, InputError, NotFiniteError
 from ..core.hashing import field_seed
 from ..core.id_batch import IdBatch
-from .batch import Batch
+from ..core.id_columns import is_text, ragged_of_column
+from .source import Batch
 
 
 def hash_text(strings: Any, field: str) -> NDArray[np.int64]:
@@ -46,7 +46,7 @@ def hash_text(strings: Any, field: str) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class ColumnRoles:
     """Which columns are read, and as what.
 
     Strings become `id64(value, field=column)`. Features that share a table need one field:
@@ -55,7 +55,7 @@ class Columns:
     `label_bounds` are refused. `keys` are columns of any type that are not learned from; batches
     carry them as `keys`.
 
-    >>> Columns(features=["user", "item"], label="clicked").names()
+    >>> ColumnRoles(features=["user", "item"], label="clicked").names()
     ('user', 'item', 'clicked')
     """
 
@@ -106,7 +106,7 @@ class Columns:
         return self.fields.get(feature, feature)
 
 
-def check_schema(schema: Any, columns: Columns, file: str) -> None:
+def check_schema(schema: Any, columns: ColumnRoles, file: str) -> None:
     """The file has all columns, of types that can be read."""
     from pyarrow.types import is_null
 
@@ -175,7 +175,7 @@ def _check_feature(name: str, kind: Any, file: str) -> None:
     )
 
 
-def plain_columns(table: Any, columns: Columns, file: str, first_row: int) -> Any:
+def plain_columns(table: Any, columns: ColumnRoles, file: str, first_row: int) -> Any:
     """The wanted columns of the rows from `first_row` of a file, checked.
 
     Features are lists of int64 then and the others float32, whatever the file has: tables of
@@ -201,7 +201,7 @@ def key_column(name: str) -> str:
     return f"key:{name}"
 
 
-def _plain_numbers(name: str, column: Any, columns: Columns, file: str, first_row: int) -> Any:
+def _plain_numbers(name: str, column: Any, columns: ColumnRoles, file: str, first_row: int) -> Any:
     """One number a row as float32, with nulls filled in; what is not allowed is refused."""
     import pyarrow as pa
 
@@ -236,7 +236,7 @@ def _toml_key(name: str) -> str:
     return name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
-def with_types_of(first: Any, table: Any, columns: Columns, file: str) -> Any:
+def with_types_of(first: Any, table: Any, columns: ColumnRoles, file: str) -> Any:
     """A table of `plain_columns` with the keys of the types that the first table has."""
     import pyarrow as pa
 
@@ -287,7 +287,7 @@ def _stacked(table: Any, names: Iterable[str]) -> Tensor:
     return torch.stack(parts, dim=1) if parts else torch.zeros(table.num_rows, 0)
 
 
-def batch_of(table: Any, columns: Columns) -> Batch:
+def batch_of(table: Any, columns: ColumnRoles) -> Batch:
     """A batch of a table that `plain_columns` gave."""
     ids = IdBatch.from_arrow(table, columns.features)
     one = [name for name in (columns.label, columns.weight) if name is not None]

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..core.errors import FileDamagedError, InputError
-from .arrow_columns import Columns
+from .arrow_columns import ColumnRoles
 from .table_stream import TableStream, listed
 
 NUMBERS = tuple(f"I{i}" for i in range(1, 14))
@@ -143,6 +143,6 @@ def criteo(
     >>> batch.dense.shape, batch.labels.tolist(), batch.ids.feature("C1").lengths().tolist()
     (torch.Size([1, 13]), [1.0], [1])
     """
-    columns = Columns(features=STRINGS, dense=NUMBERS, label="label", label_bounds=(0, 1))
+    columns = ColumnRoles(features=STRINGS, dense=NUMBERS, label="label", label_bounds=(0, 1))
     parts = [_CriteoPart(path) for path in listed(files)]
     return TableStream(parts, columns, batch_size, window_rows=window_rows, seed=seed)

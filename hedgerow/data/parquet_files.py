@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import FileDamagedError
-from .arrow_columns import Columns, check_schema
+from .arrow_columns import ColumnRoles, check_schema
 from .table_stream import TableStream, listed
 
 _READ_ROWS = 65_536  # at once; a few MB of the usual columns
@@ -17,7 +17,7 @@ _READ_ROWS = 65_536  # at once; a few MB of the usual columns
 @dataclass(frozen=True, slots=True)
 class _ParquetPart:
     path: Path
-    columns: Columns
+    columns: ColumnRoles
 
     @property
     def name(self) -> str:
@@ -101,7 +101,7 @@ def parquet(
     [7, 8] [1.0, 0.0]
     [9] [1.0]
     """
-    columns = Columns(
+    columns = ColumnRoles(
         features=features if isinstance(features, str) else tuple(features),
         dense=tuple(dense),
         label=label,

@@ -12,13 +12,12 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import FileMissingError, InputError
-from ..core.local_path import local_path
-from .arrow_columns import Columns, batch_of, plain_columns, with_types_of
-from .batch import Batch, check_state
-from .batch_source import BatchSource
+from ..core.files import local_path
+from .arrow_columns import ColumnRoles, batch_of, plain_columns, with_types_of
+from .source import Batch, BatchSource, check_state
 
 
-class Part(Protocol):
+class StreamPart(Protocol):
     """Rows under one name: a file, or a table in memory."""
 
     @property
@@ -46,10 +45,12 @@ class _Position:
     gone: int = 0
 
 
-class _Rows:
+class _RowReader:
     """Reads rows over the borders of parts."""
 
-    def __init__(self, parts: Sequence[Part], columns: Columns, file: int, row: int) -> None:
+    def __init__(
+        self, parts: Sequence[StreamPart], columns: ColumnRoles, file: int, row: int
+    ) -> None:
         self._parts, self._columns = parts, columns
         self.file, self.row = file, row  # of the next row
         self._tables: Iterator[Any] | None = None
@@ -98,7 +99,7 @@ class TableStream(BatchSource):
 
     >>> import pyarrow as pa
     >>> rows = TablePart("demo", pa.table({"user": [5, 6, 7], "clicked": [1, 0, 1]}))
-    >>> columns = Columns(features=["user"], label="clicked")
+    >>> columns = ColumnRoles(features=["user"], label="clicked")
     >>> stream = TableStream([rows], columns, batch_size=2)
     >>> [batch.ids.values.tolist() for batch in stream]
     [[5, 6], [7]]
@@ -106,8 +107,8 @@ class TableStream(BatchSource):
 
     def __init__(
         self,
-        parts: Sequence[Part],
-        columns: Columns,
+        parts: Sequence[StreamPart],
+        columns: ColumnRoles,
         batch_size: int,
         *,
         window_rows: int = 0,
@@ -121,7 +122,7 @@ class TableStream(BatchSource):
         self._number = 0  # of the next batch, since the epoch began or a position was loaded
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> ColumnRoles:
         """Which columns are read, and as what."""
         return self._columns
 
@@ -160,7 +161,7 @@ class TableStream(BatchSource):
         parts = self._parts
         if self._window_rows:
             parts = [parts[i] for i in self._shuffled(len(parts), at.epoch)]
-        rows = _Rows(parts, self._columns, at.file, at.row)
+        rows = _RowReader(parts, self._columns, at.file, at.row)
         number = at.window
         while True:
             start = _Position(at.epoch, number, rows.file, rows.row)

@@ -13,10 +13,9 @@ import numpy as np
 
 from ..core.errors import DtypeError, FileDamagedError, InputError
 from ..core.protobuf import WireError
-from .arrow_columns import Columns
-from .example_message import Values, decode_example
-from .record_frames import payloads
+from .arrow_columns import ColumnRoles
 from .table_stream import TableStream, listed
+from .tfrecord_format import Values, decode_example, payloads
 
 _READ_RECORDS = 2048  # as one table
 
@@ -24,7 +23,7 @@ _READ_RECORDS = 2048  # as one table
 @dataclass(frozen=True, slots=True)
 class _TfrecordPart:
     path: Path
-    columns: Columns
+    columns: ColumnRoles
 
     @property
     def name(self) -> str:
@@ -167,15 +166,15 @@ def tfrecord(
     `label_bounds` are an error, and batches carry `keys`, one value a record, as `batch.keys`.
 
     >>> import tempfile, pathlib
-    >>> from hedgerow.data.example_message import encode_example
-    >>> from hedgerow.data.record_frames import frame
+    >>> from hedgerow.data.tfrecord_format import encode_example
+    >>> from hedgerow.data.tfrecord_format import frame
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "clicks.tfrecord"
     >>> _ = path.write_bytes(frame(encode_example({"user": [7], "click": [1.0]})))
     >>> (batch,) = tfrecord(path, 2, features=["user"], label="click")
     >>> batch.ids.values.tolist(), batch.labels.tolist()
     ([7], [1.0])
     """
-    columns = Columns(
+    columns = ColumnRoles(
         features=features if isinstance(features, str) else tuple(features),
         dense=tuple(dense),
         label=label,

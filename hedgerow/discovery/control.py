@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import FileMissingError, InputError
-from .names import check_name
-from .paths import Places, SavedModel
+from .paths import DeploymentPaths, SavedModel, check_name
 from .payloads import SavedModelDeployConfig
-from .session import Session
-from .zookeeper import kazoo_errors
+from .zookeeper import Session, kazoo_errors
 
 _LOG = logging.getLogger("hedgerow")
 
@@ -23,7 +21,7 @@ class Control:
     """Operations below one bzid; every one is finished when it returns."""
 
     def __init__(self, session: Session, bzid: str) -> None:
-        self._client, self._places = session.client, Places(bzid)
+        self._client, self._places = session.client, DeploymentPaths(bzid)
 
     def declare(self, model_name: str, base: str | Path) -> list[SavedModel]:
         """Declares every sub folder of an export: `entry` serves the latest version, others once.

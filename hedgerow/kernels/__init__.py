@@ -1,1 +1,1 @@
-"""GPU kernels in Triton, one operation a file; `reference` holds a plain torch twin of each."""
+"""GPU kernels in Triton, one family of operations per file."""

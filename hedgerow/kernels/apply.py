@@ -1,10 +1,14 @@
-"""One optimizer step on the row of each id of a batch: sum, find or insert, first value, update.
+"""Optimizer steps by id: one per distinct id on the summed gradient, or one per occurrence.
 
 A first pass steps the rows that exist and lists the ids that have none; a second makes room and
 first values for these and steps them. So the pass that most ids go through needs few registers, and
 many of its programs run at once. Of several segments, both passes also look at the gradients of the
 others (a sum that is not finite anywhere leaves the whole row as it is) and tell where each row is;
 one more pass a segment follows.
+
+The rows have been placed: a first pass said which groups need one. Each program takes the
+occurrences of its ids one after the other and keeps the rows themselves; the states go through
+memory, where threads see what others of their program wrote once all have come to a barrier.
 """
 
 from __future__ import annotations
@@ -15,16 +19,13 @@ import torch
 from torch import Tensor
 
 from ..core.hashing import signed64
-from ..core.shapes import Float32, Int64
-from .counting import count_up
-from .find import live_count, probe
-from .find_or_insert import claim
-from .finite import all_finite
+from ..core.shapes import Bool, Float32, Int64
+from .find import claim, live_count, probe
 from .first_values import start_rows
-from .layout import NO_STEP, Arrays, Grouped, Part
+from .layout import NO_STEP, Arrays, Grouped, RowSegment
 from .lookup import rows_at
 from .placement import TIMES, mix_at, word
-from .rules import stepped
+from .rules import all_finite, count_up, stepped
 from .sum_gradients import heads, sum_pieces, summed
 from .toolchain import blocks, columns_of, jit, programs_of, tl, writer_tile
 
@@ -221,7 +222,7 @@ def apply(
     grouped: Grouped,
     grads: Float32[Tensor, "n dim"],
     counts: Int64[Tensor, "3"],
-    parts: Sequence[Part],
+    parts: Sequence[RowSegment],
     rates: Sequence[float],
     now: int,
     slots: Int64[Tensor, "n"] | None = None,
@@ -269,6 +270,101 @@ def apply(
             STAMP=stamp,
             LINES=table.lines,
             ALL_COLUMNS=columns_of(table.dim),
+            **{**tile, "COLUMNS": columns_of(part.dim)},
+            enable_fp_fusion=False,
+        )
+
+
+@jit(do_not_specialize=["n", "seed", "now", "at_step"])
+def _apply_each(
+    ids: tl.tensor,
+    order: tl.tensor,
+    taking: tl.tensor,
+    grads: tl.tensor,
+    slots: tl.tensor,
+    born: tl.tensor,
+    index: tl.tensor,
+    values: tl.tensor,
+    numbers: tl.tensor,
+    n: tl.tensor,
+    now: tl.tensor,
+    rate: tl.tensor,
+    at_step: tl.tensor,
+    seed: tl.tensor,
+    a: tl.tensor,
+    scale: tl.tensor,
+    RULE: tl.constexpr,
+    KIND: tl.constexpr,
+    START: tl.constexpr,
+    DIM: tl.constexpr,
+    STATE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    key = tl.load(ids + i, mask=i < n, other=0)
+    slot = tl.load(slots + i, mask=i < n, other=-1)
+    new = tl.load(born + i, mask=i < n, other=0).to(tl.int1)
+    there = slot >= 0
+    w = rows_at(values + START, tl.where(new, -1, slot), DIM, STRIDE, COLUMNS)
+    if tl.max(new.to(tl.int32), axis=0) > 0:
+        first = start_rows(key, seed, a, scale, KIND, START, ROWS, COLUMNS)
+        w = tl.where(new[:, None], first, w)
+    at = i
+    more = there
+    while tl.max(more.to(tl.int32), axis=0) > 0:
+        more = more & (at < n) & (tl.load(ids + at, mask=at < n, other=0) == key)
+        takes = more & tl.load(taking + at, mask=more, other=0).to(tl.int1)
+        source = tl.load(order + at, mask=takes, other=0)
+        here = takes[:, None] & (column < DIM)
+        g = tl.load(grads + source[:, None] * WIDTH + START + column, mask=here, other=0.0)
+        rows = (values, slot * STRIDE + STATE, takes, new, numbers)
+        moved = stepped(rows, w, g, rate, at_step, RULE, DIM, COLUMNS)
+        w = tl.where(takes[:, None], moved, w)
+        new = new & ~takes
+        at += 1
+        tl.debug_barrier()
+    place = slot[:, None] * STRIDE + START + column
+    tl.store(values + place, w, mask=there[:, None] & (column < DIM))
+    tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=there)
+
+
+def apply_each(
+    table: Arrays,
+    grouped: Grouped,
+    taking: Bool[Tensor, "n"],
+    grads: Float32[Tensor, "n dim"],
+    slots: Int64[Tensor, "n"],
+    born: Bool[Tensor, "n"],
+    parts: Sequence[RowSegment],
+    rates: Sequence[float],
+    now: int,
+    at_step: int = NO_STEP,
+) -> None:
+    """A step for every grouped occurrence that is `taking`.
+
+    Where a group begins, `slots` says where its row is (-1: nowhere, and elsewhere) and `born`
+    whether it is new: such a row has nothing in it yet. A group with a row takes at least one step.
+    """
+    n = len(grouped.ids)
+    for part, rate in zip(parts, rates, strict=True) if n else ():
+        tile = writer_tile(part.dim)
+        _apply_each[blocks(n, tile["ROWS"])](
+            *(grouped.ids, grouped.order, taking, grads, slots, born),
+            *(table.index, table.values, part.numbers, n, now, rate, at_step),
+            *(signed64(part.first.seed), part.first.a, part.first.scale),
+            RULE=part.rule,
+            KIND=part.first.kind,
+            START=part.start,
+            DIM=part.dim,
+            STATE=part.state,
+            WIDTH=table.dim,
+            STRIDE=table.stride,
+            LINES=table.lines,
             **{**tile, "COLUMNS": columns_of(part.dim)},
             enable_fp_fusion=False,
         )

@@ -1,4 +1,10 @@
-"""Puts rows into a table that may be full: the row with the smallest score leaves for a new one.
+"""Insertion into a table that may be full: scores, pins, and eviction of the lowest score.
+
+A word of scores holds the score in 48 bits and, above them, the number of the call that set it, so
+that a call does not throw out what it has just put in. A score of mode "assign" is what the caller
+says: the time, a step, anything. A score of mode "use" is the weight of all uses of the row, as in
+`csrc/evict.h`: a float of 31 bits whose exponent starts anew behind its end, so it is compared by
+how far it lies behind `top`, the largest that there can be.
 
 An id that the table has is assigned. A new one takes the first free place as in `find_or_insert`;
 without any, the place of the row with the smallest score in its two buckets (of equal ones the
@@ -16,15 +22,62 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.errors import InputError
 from ..core.shapes import Float32, Int8, Int64
 from . import layout
-from .find import own_slot, span_of
-from .find_or_insert import TAKEN, look
+from .find import TAKEN, look, own_slot, span_of
 from .layout import Arrays
 from .lookup import rows_at
 from .placement import EMPTY, ERASED, LANES, TIMES, candidates, mix_at, own_place, word
-from .scores import SCORE, scored, worth
 from .toolchain import blocks, jit, several, tl, writer_tile
+
+SCORE = tl.constexpr(layout.SCORE)
+MARK = tl.constexpr(layout.MARK)
+FRACTION = tl.constexpr(layout.FRACTION)  # bits of a weight
+ONE = tl.constexpr(2**layout.FRACTION)
+AHEAD = tl.constexpr(layout.AHEAD)
+
+
+@jit
+def worth(words: tl.tensor, top: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
+    """What words of scores are worth; smaller ones leave first."""
+    score = words & SCORE
+    if MODE == "use":
+        score = tl.where(score == 0, 0, (score - top - 1) & MARK)
+    else:
+        tl.static_assert(MODE == "assign")
+    return score
+
+
+@jit
+def weights_added(one: tl.tensor, other: tl.tensor) -> tl.tensor:
+    """The weight of the uses of both."""
+    ahead = ((one - other) & MARK) <= AHEAD
+    larger, smaller = tl.where(ahead, one, other), tl.where(ahead, other, one)
+    apart = ((larger >> FRACTION) - (smaller >> FRACTION)) & (MARK >> FRACTION)
+    apart = tl.minimum(apart, FRACTION + 2)  # then nothing is left of the smaller
+    half = (tl.full(one.shape, 1, tl.int64) << apart) >> 1
+    total = ONE + (larger & (ONE - 1)) + ((ONE + (smaller & (ONE - 1)) + half) >> apart)
+    carry = total >= 2 * ONE
+    total = tl.where(carry, (total + 1) >> 1, total)
+    exponent = (larger >> FRACTION) + carry.to(tl.int64)
+    added = tl.maximum(((exponent << FRACTION) | (total & (ONE - 1))) & MARK, 1)
+    return tl.where((one == 0) | (other == 0), one | other, added)
+
+
+@jit
+def scored(words: tl.tensor, given: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
+    """The scores, without a call's number, of rows that had these words and are used once more.
+
+    Those of a new row come from a word of 0. In mode "use", `given` is the weight of a use now, or
+    0 where the write is none.
+    """
+    if MODE == "use":
+        return weights_added(words & SCORE, given & MARK)
+    else:  # noqa: RET505 (Triton wants both arms)
+        tl.static_assert(MODE == "assign")
+        return given & SCORE
+
 
 INSERTED = tl.constexpr(layout.INSERTED)
 RECLAIMED = tl.constexpr(layout.RECLAIMED)
@@ -36,7 +89,7 @@ NOBODY = tl.constexpr(2**62)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placed:
+class InsertResult:
     """What became of each id, and who left for it."""
 
     codes: Int8[Tensor, "n"]  # INSERTED, RECLAIMED, ASSIGNED, EVICTED, BUSY or NOT_ASKED
@@ -259,7 +312,7 @@ def insert_and_evict(
     top: int = 0,
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
-) -> Placed:
+) -> InsertResult:
     """Gives every id a row with this score, or tells that its buckets are busy.
 
     The ids must differ. With `rows`, which may be wide enough for states, they are written, and the
@@ -269,7 +322,7 @@ def insert_and_evict(
     """
     n = len(ids)
     width = 0 if rows is None else rows.shape[1]
-    out = Placed(
+    out = InsertResult(
         torch.empty_like(ids, dtype=torch.int8),
         torch.empty_like(ids),
         torch.empty_like(ids),
@@ -290,3 +343,74 @@ def insert_and_evict(
             **tile,
         )
     return out
+
+
+_ROWS = 256
+
+
+@jit(do_not_specialize=["n", "by"])
+def _pin(
+    slots: tl.tensor, pins: tl.tensor, n: tl.tensor, by: tl.tensor, ROWS: tl.constexpr
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(slots + i, mask=i < n, other=-1)
+    more = tl.zeros_like(slot).to(tl.int32) + by
+    tl.atomic_add(pins + slot, more, mask=slot >= 0, sem="relaxed")
+
+
+def pin(
+    table: Arrays,
+    slots: Int64[Tensor, "n"],
+    by: int = 1,
+    splits: Int64[Tensor, "K+1"] | None = None,
+) -> None:
+    """Holds the rows in these slots once more each, or `by=-1` once less; -1 is no slot.
+
+    Of several tables, `splits` say where the slots of each begin and end.
+    """
+    if table.pins is None:
+        raise InputError("the table holds no rows; make it with Arrays.make(..., pinned=True).")
+    slots = table.numbered(slots, splits)
+    if len(slots):
+        _pin[blocks(len(slots), _ROWS)](slots, table.pins, len(slots), by, ROWS=_ROWS)
+
+
+@jit(do_not_specialize=["n"])
+def _touch(
+    slots: tl.tensor,
+    scores: tl.tensor,
+    index: tl.tensor,
+    n: tl.tensor,
+    MODE: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(slots + i, mask=i < n, other=-1)
+    there = slot >= 0
+    given = tl.load(scores + i, mask=there, other=0)
+    at = index + word(slot, LINES - 1, LINES)
+    old = tl.load(at, mask=there, other=0)
+    new = scored(tl.where(old < 0, 0, old), given, MODE)
+    tl.store(at, new, mask=there)
+
+
+def touch(
+    table: Arrays,
+    slots: Int64[Tensor, "n"],
+    scores: Int64[Tensor, "n"],
+    mode: str = "assign",
+    splits: Int64[Tensor, "K+1"] | None = None,
+) -> None:
+    """Scores the rows in these slots, which must differ, for one more use; -1 is no slot.
+
+    Of several tables, `splits` say where the slots of each begin and end.
+    """
+    slots = table.numbered(slots, splits)
+    if len(slots):
+        _touch[blocks(len(slots), _ROWS)](
+            *(slots, scores, table.index, len(slots)),
+            MODE=mode,
+            LINES=table.lines,
+            ROWS=_ROWS,
+        )

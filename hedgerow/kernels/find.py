@@ -1,14 +1,26 @@
-"""Finds the slots of ids; changes nothing."""
+"""Finds the slots of ids, and takes free slots for ids that have none.
+
+An id may stand in 2 x LANES places, in a fixed order: the home lanes of its first bucket, those of
+its second, then the other lanes of both in turn. It is put into the first place of that order that
+has no row, by compare-and-swap. Places never become free while this runs, so whoever inserts the
+same id at the same time either meets it on the way or loses the swap for that very place and sees
+it there: an id gets one slot, however many programs ask. An id is refused when all its places are
+taken, and then every program refuses it.
+
+A place whose id was erased can be taken again, but does not end the search: the id may stand behind
+it. A place that was never used does; once used it never looks so again.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..core.shapes import Int64
+from ..core.shapes import Bool, Float32, Int64
+from . import layout
 from .layout import Arrays
-from .placement import EMPTY, HOME_LANES, LANES, candidates, mix_at, own_place, word
-from .toolchain import blocks, jit, several, tl
+from .placement import EMPTY, ERASED, HOME_LANES, LANES, candidates, mix_at, own_place, word
+from .toolchain import blocks, jit, several, tl, writer_tile
 
 
 @jit
@@ -145,3 +157,212 @@ def find(
             ROWS=32,
         )
     return slots
+
+
+TAKEN = tl.constexpr(layout.TAKEN)
+NOWHERE = tl.constexpr(8 * layout.LANES)  # beyond what `_first_free` tells of any place
+
+
+@jit
+def _hit(line: tl.tensor, ids: tl.tensor) -> tl.tensor:
+    """The lane that holds the id, or -1."""
+    lanes = tl.arange(0, LANES)[None, :]
+    return tl.max(tl.where(line == ids[:, None], lanes, -1), axis=1)
+
+
+@jit
+def _first_free(line: tl.tensor, SECOND: tl.constexpr) -> tl.tensor:
+    """Twice the rank of the first lane without a row in the order above, and one more if it was
+    erased; or NOWHERE."""
+    lanes = tl.arange(0, LANES)
+    home = lanes + SECOND * HOME_LANES
+    beyond = HOME_LANES + 2 * lanes + SECOND
+    rank = tl.where(lanes < HOME_LANES, home, beyond)[None, :]
+    told = 2 * rank + (line == ERASED).to(tl.int32)
+    return tl.min(tl.where((line == EMPTY) | (line == ERASED), told, NOWHERE), axis=1)
+
+
+@jit
+def _lane_of(rank: tl.tensor, in_first: tl.tensor) -> tl.tensor:
+    """The lane that has this rank."""
+    home = tl.where(in_first, rank, rank - HOME_LANES)
+    return tl.where(home < HOME_LANES, home, (rank - HOME_LANES) // 2)
+
+
+@jit
+def look(
+    index: tl.tensor,
+    ids: tl.tensor,
+    todo: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    LINES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The slot that holds each id or -1, the slot it would take or -1, and whether that was erased.
+
+    The loads are volatile: a line kept in a near cache would show the same free lane for ever.
+    """
+    lanes = tl.arange(0, LANES)[None, :]
+    at = index + first[:, None] * (LINES * LANES) + lanes
+    one = tl.load(at, mask=todo[:, None], volatile=True)
+    hit, rank = _hit(one, ids), _first_free(one, 0)
+    held = tl.where(hit >= 0, first * LANES + hit, -1)
+    unused = tl.max(((one == EMPTY) & (lanes < HOME_LANES)).to(tl.int32), axis=1)
+    go_on = todo & (hit < 0) & (unused == 0)
+    at = index + second[:, None] * (LINES * LANES) + lanes
+    two = tl.load(at, mask=go_on[:, None], volatile=True)
+    hit, other_rank = _hit(two, ids), _first_free(two, 1)
+    held = tl.where(go_on & (hit >= 0), second * LANES + hit, held)
+    in_first = ~go_on | (rank < other_rank)
+    best = tl.where(in_first, rank, other_rank)
+    free = tl.where(in_first, first, second) * LANES + _lane_of(best // 2, in_first)
+    return held, tl.where(best < NOWHERE, free, -1), best % 2 == 1
+
+
+@jit
+def claim(
+    index: tl.tensor,
+    mix: tl.tensor,
+    ids: tl.tensor,
+    todo: tl.tensor,
+    base: tl.tensor,
+    buckets: tl.tensor,
+    LINES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The slot of each id with `todo`, -1 = no room or not asked; and whether it was taken now."""
+    first, second = candidates(mix, ids, base, buckets)
+    special, own = own_place(ids, base, buckets)
+    stored = tl.where(special, tl.full(ids.shape, TAKEN, tl.int64), ids)
+    empty = tl.full(ids.shape, EMPTY, tl.int64)  # 64 bits: a bare literal may be taken as 32
+    erased = tl.full(ids.shape, ERASED, tl.int64)
+    slot = tl.full(ids.shape, -1, tl.int64)
+    born = ids != ids
+    while tl.max(todo.to(tl.int32), axis=0) > 0:
+        held, free, was_erased = look(index, ids, todo & ~special, first, second, LINES)
+        held = tl.where(special, -1, held)
+        free = tl.where(special, own, free)  # the swap will say whether it is
+        was_erased = was_erased & ~special
+        slot = tl.where(todo & (held >= 0), held, slot)
+        todo = todo & (held < 0) & (free >= 0)
+        if tl.max(todo.to(tl.int32), axis=0) > 0:
+            # The swap has no mask: lanes with nothing to do swap a value for itself.
+            place = tl.where(todo, free, first * LANES)
+            vacant = tl.where(was_erased, erased, empty)
+            expected = tl.where(todo, vacant, stored)
+            old = tl.atomic_cas(index + word(place, 0, LINES), expected, stored, sem="relaxed")
+            won = todo & (old == vacant)
+            done = won | (todo & (old == stored))
+            slot = tl.where(done, place, slot)
+            born = born | won
+            todo = todo & ~done
+    return slot, born
+
+
+@jit(do_not_specialize=["n", "buckets"])
+def _find_or_insert(
+    ids: tl.tensor,
+    wanted: tl.tensor | None,
+    index: tl.tensor,
+    spans: tl.tensor | None,
+    splits: tl.tensor | None,
+    slots: tl.tensor,
+    new: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+    if wanted is not None:
+        live = live & tl.load(wanted + i, mask=live, other=0).to(tl.int1)
+    slot, born = claim(
+        index,
+        mix_at(index, buckets, LINES),
+        tl.load(ids + i, mask=live, other=0),
+        live,
+        base,
+        count,
+        LINES,
+    )
+    tl.store(slots + i, own_slot(slot, base), mask=i < n)
+    tl.store(new + i, born, mask=i < n)
+
+
+@jit(do_not_specialize=["n", "buckets"])
+def _exchange(
+    ids: tl.tensor,
+    rows: tl.tensor,
+    index: tl.tensor,
+    values: tl.tensor,
+    slots: tl.tensor,
+    new: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    slot, born = claim(
+        index,
+        mix_at(index, buckets, LINES),
+        tl.load(ids + i, mask=i < n, other=0),
+        i < n,
+        0,
+        buckets,
+        LINES,
+    )
+    tl.store(slots + i, slot, mask=i < n)
+    tl.store(new + i, born, mask=i < n)
+    column = tl.arange(0, COLUMNS)[None, :]
+    ours = i[:, None] * WIDTH + column
+    theirs = slot[:, None] * STRIDE + column
+    put = born[:, None] & (column < WIDTH)
+    given = tl.load(rows + ours, mask=put, other=0.0)
+    tl.store(values + theirs, given, mask=put)
+    take = ((slot >= 0) & ~born)[:, None] & (column < WIDTH)
+    tl.store(rows + ours, tl.load(values + theirs, mask=take, other=0.0), mask=take)
+
+
+def exchange(
+    table: Arrays, ids: Int64[Tensor, "n"], rows: Float32[Tensor, "n width"]
+) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
+    """`find_or_insert` of different ids with their rows: new ones get them, others give theirs."""
+    slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
+    if len(ids):
+        tile = writer_tile(rows.shape[1])
+        _exchange[blocks(len(ids), tile["ROWS"])](
+            *(ids, rows, table.index, table.values, slots, new, len(ids), table.buckets),
+            WIDTH=rows.shape[1],
+            STRIDE=table.stride,
+            LINES=table.lines,
+            **tile,
+        )
+    return slots, new
+
+
+def find_or_insert(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"] | None = None,
+    wanted: Bool[Tensor, "n"] | None = None,
+) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
+    """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set.
+
+    With `wanted`, of these ids alone.
+    """
+    slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
+    if len(ids):
+        grid = blocks(len(ids), 32)
+        _find_or_insert[grid](
+            *(ids, wanted, table.index, table.spans, splits, slots, new, len(ids), table.buckets),
+            **several(table.tables),
+            LINES=table.lines,
+            ROWS=32,
+        )
+    return slots, new

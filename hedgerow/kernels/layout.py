@@ -288,7 +288,7 @@ class FirstValues:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class RowSegment:
     """One segment of the rows: where it lies, what new rows start from, how it learns."""
 
     start: int  # its first column

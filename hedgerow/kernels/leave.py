@@ -1,4 +1,4 @@
-"""Chooses rows of several caches that were not used for long; they leave once they are written."""
+"""Chooses rows of caches that were not used recently, to be written back and erased."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _choose_old(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chosen:
+class EvictionCandidates:
     """Rows that may leave, from the start of each table's room on: slots, -1 where there is none.
 
     They are numbered through all tables; those that were changed come once more, with ids and
@@ -147,7 +147,7 @@ def choose_old(
     buckets: int,
     limit: int,
     turn: int,
-) -> Chosen:
+) -> EvictionCandidates:
     """Rows last used up to `oldest` of their table, none that was used after `limit`.
 
     Of a nearly full bucket the longest unused is chosen, too, unless `oldest` is 0. As many are as
@@ -168,7 +168,7 @@ def choose_old(
         LINES=table.lines,
         BUCKETS=_BUCKETS,
     )
-    return Chosen(starts, limit, going, dirty, ids, times, counts)
+    return EvictionCandidates(starts, limit, going, dirty, ids, times, counts)
 
 
 @jit(do_not_specialize=["limit"])
@@ -227,7 +227,7 @@ def _single_out(
 
 def single_out(
     table: Arrays,
-    chosen: Chosen,
+    chosen: EvictionCandidates,
     keys: Int64[Tensor, "n"],
     splits: Int64[Tensor, "K+1"],
     oldest: Int32[Tensor, "K"],
@@ -258,7 +258,7 @@ def _clean(slots: tl.tensor, changed: tl.tensor, n: tl.tensor, ROWS: tl.constexp
     tl.store(changed + slot, tl.full((ROWS,), 0, tl.int8), mask=slot >= 0)
 
 
-def clean(chosen: Chosen, changed: Bool[Tensor, "slots"]) -> None:
+def clean(chosen: EvictionCandidates, changed: Bool[Tensor, "slots"]) -> None:
     """The rows that were listed as changed are written elsewhere."""
     n = len(chosen.dirty)
     _clean[blocks(n, 512)](chosen.dirty, changed.view(torch.int8), n, ROWS=512)
@@ -295,7 +295,7 @@ def _take_out(
 
 def take_out(
     table: Arrays,
-    chosen: Chosen,
+    chosen: EvictionCandidates,
     used: Int32[Tensor, "slots"],
     changed: Bool[Tensor, "slots"],
     left: Int64[Tensor, "K"],
@@ -309,3 +309,35 @@ def take_out(
         LINES=table.lines,
         ROWS=128,
     )
+
+
+_ROWS = 512
+
+
+@jit(do_not_specialize=["n", "now"])
+def _mark(
+    slots: tl.tensor,
+    used: tl.tensor,
+    changed: tl.tensor | None,
+    n: tl.tensor,
+    now: tl.tensor,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(slots + i, mask=i < n, other=-1).to(tl.int64)
+    tl.store(used + slot, tl.zeros((ROWS,), tl.int32) + now, mask=slot >= 0)
+    if changed is not None:
+        tl.store(changed + slot, tl.full((ROWS,), 1, tl.int8), mask=slot >= 0)
+
+
+def mark(
+    slots: Int32[Tensor, "n"],
+    used: Int32[Tensor, "slots"],
+    changed: Bool[Tensor, "slots"] | None,
+    now: int,
+) -> None:
+    """Sets `used` of these slots to `now`, and `changed` if given; negative slots are left out."""
+    n = len(slots)
+    if n:
+        flags = None if changed is None else changed.view(torch.int8)
+        _mark[blocks(n, _ROWS)](slots, used, flags, n, now, ROWS=_ROWS)

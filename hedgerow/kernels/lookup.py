@@ -11,7 +11,7 @@ from ..core.hashing import signed64
 from ..core.shapes import Float32, Int32, Int64
 from .find import own_slot, probe, span_of, table_of
 from .first_values import draw_of, start_rows
-from .layout import Arrays, FirstValues, Part
+from .layout import Arrays, FirstValues, RowSegment
 from .placement import LANES, mix_at
 from .toolchain import blocks, jit, reader_tile, several, tl
 
@@ -159,7 +159,7 @@ def lookup(
     table: Arrays,
     ids: Int64[Tensor, "n"],
     out: Float32[Tensor, "n dim"],
-    parts: Sequence[Part] = (),
+    parts: Sequence[RowSegment] = (),
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> Int64[Tensor, "n"]:
@@ -179,7 +179,7 @@ def lookup_features(
     spans: Int64[Tensor, "F 2"],
     ids: Int64[Tensor, "n"],
     out: Float32[Tensor, "n dim"],
-    parts: Sequence[Part],
+    parts: Sequence[RowSegment],
     borders: Int64[Tensor, "F+1"],
     room: int | None = None,
 ) -> tuple[Int32[Tensor, "n"], Int32[Tensor, "n"] | None]:
@@ -202,7 +202,7 @@ def _lookup_into(
     spans: Int64[Tensor, "K 2"] | None,
     ids: Int64[Tensor, "n"],
     out: Float32[Tensor, "n dim"],
-    parts: Sequence[Part],
+    parts: Sequence[RowSegment],
     used: Int64[Tensor, "K"] | None,
     splits: Int64[Tensor, "K+1"] | None,
 ) -> None:

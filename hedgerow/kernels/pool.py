@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
 from .first_values import start_rows
-from .layout import Arrays, FirstValues, Part
+from .layout import Arrays, FirstValues, RowSegment
 from .lookup import rows_at
 from .toolchain import blocks, columns_of, jit, tl
 
@@ -79,7 +79,7 @@ def pool(
     splits: Int64[Tensor, "bags+1"],
     pooling: str,
     weights: Float32[Tensor, "n"] | None = None,
-    parts: Sequence[Part] = (),
+    parts: Sequence[RowSegment] = (),
 ) -> Float32[Tensor, "bags dim"]:
     """One vector a bag, its ids' rows added in their order; zeros for an empty one.
 

@@ -1,4 +1,4 @@
-"""Finds the rows of all features of alike tables and pools them into output vectors, in one kernel.
+"""Finds and pools the rows of all features of similar tables in one kernel; spreads gradients.
 
 It also writes down what an update needs: where each row is, and which output vector it went into.
 """
@@ -15,11 +15,11 @@ from ..core.hashing import signed64
 from ..core.shapes import Float32, Int32, Int64
 from .find import probe
 from .first_values import draw_of, start_rows
-from .layout import Arrays, FirstValues, Part
+from .layout import Arrays, FirstValues, RowSegment
 from .lookup import rows_at
-from .output_gradients import Occurrences
+from .output_gradients import Occurrences, OutputGradients, arguments, gradient_at
 from .placement import LANES, mix_at
-from .toolchain import blocks, columns_of, jit, tl
+from .toolchain import blocks, columns_of, jit, reader_tile, tl
 
 SUM, MEAN, SQRTN, MAX, FIRST = range(5)
 CODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX, "first": FIRST}
@@ -52,12 +52,12 @@ class Features:
     poolings: frozenset[int]
     # The tables once more, one line per feature, for kernels that go by feature.
     spans: Int64[Tensor, "F 2"]
-    parts: tuple[Part, ...]
+    parts: tuple[RowSegment, ...]
 
     @staticmethod
     def of(
         table: Arrays,
-        parts: Sequence[Part],
+        parts: Sequence[RowSegment],
         tables: Sequence[int],
         places: Sequence[int],
         poolings: Sequence[str | tuple[str, int]],
@@ -459,7 +459,7 @@ def pool_features(
     shifts: Int64[Tensor, "F"],
     samples: int,
     weights: Float32[Tensor, "n"] | None = None,
-    parts: Sequence[Part] = (),
+    parts: Sequence[RowSegment] = (),
     known: Known | None = None,
 ) -> Pooled:
     """The vectors of all features: for each, one per sample, or n of `("first", n)`.
@@ -502,3 +502,55 @@ def pool_features(
             enable_fp_fusion=False,
         )
     return Pooled(out, slots, Occurrences(room, rows, divisors, weights, winners))
+
+
+@jit(do_not_specialize=["n", "room", "start"])
+def _spread(
+    base: tl.tensor,
+    places: tl.tensor,
+    rows: tl.tensor | None,
+    divisors: tl.tensor | None,
+    weights: tl.tensor | None,
+    largest: tl.tensor | None,
+    room: tl.tensor,
+    at: tl.tensor | None,
+    out: tl.tensor,
+    start: tl.tensor,
+    n: tl.tensor,
+    DIM: tl.constexpr,
+    FORM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    grads = (base, places, rows, divisors, weights, largest, room)
+    source = start + i if at is None else tl.load(at + i, mask=i < n, other=0)
+    grad = gradient_at(grads, source, i < n, column, column < DIM, DIM, FORM)
+    tl.store(out + i * DIM + column, grad, mask=(i < n) & (column < DIM))
+
+
+def spread(grads: OutputGradients, start: int, stop: int) -> Float32[Tensor, "stop-start dim"]:
+    """One gradient per occurrence, of the occurrences from `start` to before `stop`."""
+    return _spread_into(grads, None, start, stop - start)
+
+
+def spread_at(grads: OutputGradients, at: Int64[Tensor, "m"]) -> Float32[Tensor, "m dim"]:
+    """One gradient per occurrence, of the occurrences `at` these positions."""
+    return _spread_into(grads, at, 0, len(at))
+
+
+def _spread_into(
+    grads: OutputGradients, at: Int64[Tensor, "m"] | None, start: int, n: int
+) -> Float32[Tensor, "n dim"]:
+    out = torch.empty(n, grads.dim, dtype=torch.float32, device=grads.device)
+    if n and grads.dim:
+        tile = reader_tile(grads.dim)
+        _spread[blocks(n, tile["ROWS"])](
+            *(*arguments(grads), at, out, start, n),
+            DIM=grads.dim,
+            FORM=grads.form,
+            **tile,
+            enable_fp_fusion=False,
+        )
+    return out

@@ -1,4 +1,4 @@
-"""What one step does to a block of rows, by update rule; every operation rounded as in the core.
+"""What one optimizer step does to a block of rows, for each update rule.
 
 A rule takes the rows `w` of a segment, their summed gradients `g` and the rate, reads and writes
 the states that stand behind the rows, and gives the new rows. Its `rows` are the table's values,
@@ -95,7 +95,7 @@ def _momentum(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """Heavy ball; the original's buffer holds the rate, torch's does not."""
+    """Heavy ball; Monolith's buffer holds the rate, torch's does not."""
     _, _, _, _, numbers = rows
     mu, nesterov = _number(numbers, 1), _number(numbers, 2) != 0
     x = g + _number(numbers, 0) * w
@@ -157,7 +157,7 @@ def _adam(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """The original's: a row keeps the powers of its betas; with Nesterov if setting 6 is on."""
+    """Monolith's: a row keeps the powers of its betas; with Nesterov if setting 6 is on."""
     _, _, _, _, numbers = rows
     rest1, rest2 = _number(numbers, 1), _number(numbers, 3)
     x = g + _number(numbers, 5) * w
@@ -350,7 +350,7 @@ def _rmsprop(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """The original's, in float64, with 1 under the fraction."""
+    """Monolith's, in float64, with 1 under the fraction."""
     _, _, _, _, numbers = rows
     wide = w.to(tl.float64)
     x = g.to(tl.float64) + tl.load(numbers) * wide
@@ -421,3 +421,22 @@ def stepped(
     else:
         tl.static_assert(RULE == "torch_rmsprop_momentum")
         return _torch_rmsprop(rows, w, g, rate, True, DIM, COLUMNS)
+
+
+@jit
+def all_finite(rows: tl.tensor) -> tl.tensor:
+    """Whether each row is finite."""
+    return tl.min((tl.abs(rows) < float("inf")).to(tl.int32), axis=1) > 0
+
+
+@jit
+def count_up(
+    counts: tl.tensor, inserted: tl.tensor, refused: tl.tensor, dropped: tl.tensor
+) -> None:
+    """Adds to the counts of `Applied`; programs with nothing to say do not queue for them."""
+    inserted, refused = inserted.to(tl.int64), refused.to(tl.int64)
+    born, kept_out, left_out = tl.sum(inserted), tl.sum(refused), tl.sum(dropped)
+    if born + kept_out + left_out > 0:
+        tl.atomic_add(counts, born, sem="relaxed")
+        tl.atomic_add(counts + 1, kept_out, sem="relaxed")
+        tl.atomic_add(counts + 2, left_out, sem="relaxed")

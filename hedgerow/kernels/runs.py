@@ -1,8 +1,11 @@
-"""Groups the occurrences of a batch by the slots of their rows, without telling the host how many.
+"""Occurrences of a batch grouped by the slot of their row, and sums of the gradients of a group.
 
 Slots have 32 bits, so sorting them takes half the time of sorting ids, and the slots of several
 tables do not meet: one sort serves all. The sort is stable, so the occurrences of a row stand in
 input order.
+
+The order is that of `sum_gradients`: pieces of PIECE occurrences, each added in input order, then
+the pieces in order. Runs of at most SHORT occurrences are left to whoever needs their sums.
 """
 
 from __future__ import annotations
@@ -12,11 +15,111 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.shapes import Int32, Int64
+from ..core.shapes import Bool, Float32, Int32, Int64
 from . import layout
-from .find import table_of
+from .find import claim, span_of, table_of
 from .layout import Arrays
-from .toolchain import blocks, jit, several, tl
+from .output_gradients import OutputGradients, arguments, form_of, gradient_at
+from .placement import LANES, candidates, mix_at
+from .toolchain import blocks, columns_of, jit, programs_of, several, tl
+
+_TILE = {"ROWS": 128, "num_warps": 4}
+
+
+@jit(do_not_specialize=["n", "buckets", "now"])
+def _seat(
+    ids: tl.tensor,
+    known: tl.tensor | None,
+    used: tl.tensor | None,
+    index: tl.tensor,
+    spans: tl.tensor | None,
+    splits: tl.tensor | None,
+    marks: tl.tensor | None,
+    changed: tl.tensor | None,
+    places: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    now: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    LINES: tl.constexpr,
+    INSERT: tl.constexpr,
+    NUMBERED: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    slot = tl.full((ROWS,), -1, tl.int64)
+    if known is not None:
+        slot = tl.load(known + i, mask=i < n, other=-1).to(tl.int64)
+        if (spans is not None) and (not NUMBERED):
+            base, _, _ = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+            slot = tl.where(slot >= 0, slot + base * LANES, slot)
+    if INSERT:  # noqa: SIM102 (what is known when it is compiled decides first)
+        if tl.min(tl.where(i < n, slot, 0), axis=0) < 0:
+            base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
+            todo = live & (slot < 0)
+            key = tl.load(ids + i, mask=todo, other=0)
+            given, _ = claim(index, mix_at(index, buckets, LINES), key, todo, base, count, LINES)
+            # Ids without room are counted by and by: equal ones get one number, below -1.
+            first, second = candidates(mix_at(index, buckets, LINES), key, base, count)
+            number = (first * 31 + second * 17 + (key & 0xFFFF)) & 0x3FFFFFFF
+            slot = tl.where(todo, tl.where(given < 0, -2 - number, given), slot)
+    tl.store(places + i, slot.to(tl.int32), mask=i < n)
+    if marks is not None:
+        tl.store(marks + slot, tl.zeros((ROWS,), tl.int32) + now, mask=slot >= 0)
+    if changed is not None:
+        tl.store(changed + slot, tl.full((ROWS,), 1, tl.int8), mask=slot >= 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Marks:
+    """When each slot was used last, and whether its row was changed; what a use sets.
+
+    Of a use that changes nothing `changed` is None.
+    """
+
+    used: Int32[Tensor, "slots"]
+    changed: Bool[Tensor, "slots"] | None
+    now: int
+
+
+def seat(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    known: Int64[Tensor, "n"] | Int32[Tensor, "n"] | None = None,
+    used: Int64[Tensor, "K"] | None = None,
+    splits: Int64[Tensor, "K+1"] | None = None,
+    *,
+    insert: bool = True,
+    marks: Marks | None = None,
+) -> Int32[Tensor, "n"]:
+    """The slot of each key; -1 for room, and below -1 a number of each id that found no place.
+
+    If nothing is to `insert`, an id whose slot is not `known` is left out like room.
+
+    Slots of several tables are numbered through all of them; `known` ones of 64 bits within their
+    own, those of 32 bits through all, too.
+    Slots that are `known` are believed. The rows of new ids are not set, and their time is
+    `NEWBORN` until somebody does. Slots are marked, if that is asked for.
+    """
+    n = ids.shape[0]
+    places = torch.empty_like(ids, dtype=torch.int32)
+    when = changed = None
+    if marks is not None:
+        when = marks.used
+        changed = None if marks.changed is None else marks.changed.view(torch.int8)
+    if n:
+        _seat[blocks(n, _TILE["ROWS"])](
+            *(ids, known, used, table.index, table.spans, splits, when, changed, places, n),
+            *(table.buckets, 0 if marks is None else marks.now),
+            **several(table.tables),
+            LINES=table.lines,
+            INSERT=insert,
+            NUMBERED=known is not None and known.dtype == torch.int32,
+            **_TILE,
+        )
+    return places
+
 
 PIECE = tl.constexpr(layout.PIECE)
 SHORT = tl.constexpr(layout.SHORT)
@@ -202,3 +305,95 @@ def runs(
         )
         _write_runs[grid](slots, found, starts, pieces, made, n, BLOCK=BLOCK)
     return Runs(slots, order, starts, made, pieces)
+
+
+AHEAD = tl.constexpr(16)  # occurrences whose loads are under way together
+
+
+@jit
+def _piece(
+    order: tl.tensor,
+    grads: tl.tuple,
+    begin: tl.tensor,
+    end: tl.tensor,
+    DIM: tl.constexpr,
+    FORM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """The sum of the occurrences from `begin` to `end`, one after the other."""
+    column = tl.arange(0, COLUMNS)
+    there = column < DIM
+    total = gradient_at(grads, tl.load(order + begin), begin < end, column, there, DIM, FORM)
+    at = begin + 1
+    while at < end:
+        for _ in tl.static_range(AHEAD):  # pyright: ignore[reportGeneralTypeIssues]
+            more = at < end
+            source = tl.load(order + at, mask=more, other=0)
+            grad = gradient_at(grads, source, more, column, there, DIM, FORM)
+            total = tl.where(more, total + grad, total)
+            at += 1
+    return total
+
+
+@jit(do_not_specialize=["n", "firsts", "room"])
+def _sum_long_runs(
+    slots: tl.tensor,
+    order: tl.tensor,
+    pieces: tl.tensor,
+    made: tl.tensor,
+    base: tl.tensor,
+    places: tl.tensor | None,
+    rows: tl.tensor | None,
+    divisors: tl.tensor | None,
+    weights: tl.tensor | None,
+    largest: tl.tensor | None,
+    room: tl.tensor,
+    sums: tl.tensor,
+    n: tl.tensor,
+    firsts: tl.tensor,
+    DIM: tl.constexpr,
+    FORM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    column = tl.arange(0, COLUMNS)
+    grads = (base, places, rows, divisors, weights, largest, room)
+    program = tl.program_id(0)
+    many = tl.load(made + 1)
+    while program < many:
+        begin = tl.load(pieces + program)
+        inside = begin + tl.arange(0, PIECE)
+        slot = tl.load(slots + begin)
+        same = tl.load(slots + inside, mask=inside < n, other=-1) == slot
+        # The sources are read here at once, though used one by one: they are near then.
+        sources = tl.load(order + inside, mask=same, other=0)
+        end = begin + tl.sum((same & (sources >= 0)).to(tl.int32), axis=0)
+        total = _piece(order, grads, begin, end, DIM, FORM, COLUMNS)
+        later = tl.load(slots + begin - 1, mask=begin > 0, other=-1) == slot
+        place = tl.where(later, firsts + begin // PIECE, begin // SHORT).to(tl.int64)
+        tl.store(sums + place * DIM + column, total, mask=column < DIM)
+        program += tl.num_programs(0)
+
+
+def sum_long_runs(
+    runs: Runs, grads: Float32[Tensor, "n dim"] | OutputGradients
+) -> tuple[Float32[Tensor, "pieces dim"], int]:
+    """The sums of all pieces of long runs, and how many places there are for first ones.
+
+    The first piece of a run stands at the run's begin // SHORT, another at its own begin // PIECE
+    behind those places. Two never meet there; other places hold nothing.
+    """
+    n, dim = grads.shape
+    firsts, laters = -(-n // layout.SHORT), -(-n // layout.PIECE)
+    sums = torch.empty(firsts + laters, dim, dtype=torch.float32, device=grads.device)
+    if n:
+        columns = columns_of(dim)
+        _sum_long_runs[(min(len(runs.pieces), programs_of(grads.device)),)](
+            *(runs.slots, runs.order, runs.pieces, runs.counts),
+            *(*arguments(grads), sums, n, firsts),
+            DIM=dim,
+            FORM=form_of(grads),
+            COLUMNS=columns,
+            num_warps=max(1, min(4, columns // 128)),
+            enable_fp_fusion=False,
+        )
+    return sums, firsts

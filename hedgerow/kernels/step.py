@@ -15,18 +15,14 @@ from torch import Tensor
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int32, Int64
 from . import layout
-from .counting import count_up
 from .find import table_of
-from .finite import all_finite
 from .first_values import draw_of, start_rows
-from .layout import NO_STEP, Arrays, Part
-from .long_runs import SHORT, sum_long_runs
+from .layout import NO_STEP, Arrays, RowSegment
 from .lookup import rows_at
 from .output_gradients import OutputGradients, arguments, form_of, gradient_at
 from .placement import EMPTY, ERASED, TIMES, word
-from .rules import stepped
-from .runs import Runs, runs
-from .seat import seat
+from .rules import all_finite, count_up, stepped
+from .runs import SHORT, Runs, runs, seat, sum_long_runs
 from .sum_gradients import PIECE
 from .toolchain import blocks, columns_of, jit, several, step_tile, tl
 
@@ -340,7 +336,7 @@ def step(
     ids: Int64[Tensor, "n"],
     grads: Float32[Tensor, "n dim"] | OutputGradients,
     counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
-    parts: Sequence[Part],
+    parts: Sequence[RowSegment],
     rates: Sequence[float],
     now: int,
     slots: Int64[Tensor, "n"] | Int32[Tensor, "n"] | None = None,
@@ -365,7 +361,7 @@ def update(
     batch: Runs,
     grads: Float32[Tensor, "n dim"] | OutputGradients,
     counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
-    parts: Sequence[Part],
+    parts: Sequence[RowSegment],
     rates: Sequence[float],
     now: int,
     splits: Int64[Tensor, "K+1"] | None = None,

@@ -1,4 +1,4 @@
-"""Vectors of a batch's ids pooled into dense tensors, all features and slices in one launch.
+"""Pools the vectors of a batch into dense tensors, all features and slices in one launch.
 
 What a program works on is a unit: one position of one slice of an output, for a block of rows. The
 numbers of a call (requests, where lists of vectors and outputs lie) are one small tensor.
@@ -6,13 +6,92 @@ numbers of a call (requests, where lists of vectors and outputs lie) are one sma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .layout_call import Call, Work
-from .toolchain import jit, tl
+from ..core.shapes import Int64
+from .toolchain import columns_of, jit, tl
+
+_TASK_WIDTH = 5  # where a task has its width
+_PLACES = slice(4, 9)  # and start, width, strides and column
+_MOST_COLUMNS = 128
+_TILE = 1024  # values of a block
+
+
+def _are_fours(numbers: Sequence[int]) -> bool:
+    return not any(number % 4 for number in numbers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayoutTaskTensors:
+    """The tasks of a configuration on a device: tasks that add to one output side by side."""
+
+    tasks: Int64[Tensor, "tasks 10"]
+    units: Int64[Tensor, "units 3"]
+    columns: int  # of a block
+    fours: bool  # all slices begin and end at multiples of 4 values
+
+    @staticmethod
+    def of(cells: Sequence[Sequence[Sequence[int]]], device: torch.device) -> LayoutTaskTensors:
+        """From tasks by cell: those of a cell write the same values, in order."""
+        tasks, units = [], []
+        for cell in cells:
+            first, length = len(tasks), cell[0][3]
+            tasks += [list(task) for task in cell]
+            units += [[first, len(tasks), position] for position in range(length)]
+        widest = max((task[_TASK_WIDTH] for task in tasks), default=1)
+        return LayoutTaskTensors(
+            torch.tensor(tasks, dtype=torch.int64).view(-1, 10).to(device),
+            torch.tensor(units, dtype=torch.int64).view(-1, 3).to(device),
+            min(_MOST_COLUMNS, columns_of(widest)),
+            _are_fours([number for task in tasks for number in task[_PLACES]]),
+        )
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return max(4, min(64, _TILE // self.columns))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayoutCall:
+    """The index tensors of a call, and its numbers: requests, then lists, then outputs."""
+
+    fids: Int64[Tensor, "ids"]
+    offsets: Tensor  # int32 or int64 [entries + 1]
+    nfl: Int64[Tensor, "features + 1"]
+    numbers: Int64[Tensor, "any"]
+    requests: int
+    lists: int  # of a request
+    most_rows: int  # of a request
+    fours: bool  # all lists and outputs begin at multiples of 4 values
+
+    @staticmethod
+    def of(
+        index: tuple[Tensor, Tensor, Tensor],
+        requests: Sequence[Sequence[int]],
+        lists: Sequence[tuple[int, int]],
+        outputs: Sequence[int],
+    ) -> LayoutCall:
+        """`lists` are begins and lengths, request by request; `outputs` are begins.
+
+        The copy of the numbers is not waited for.
+        """
+        flat = [n for one in requests for n in one] + [n for one in lists for n in one]
+        numbers = torch.tensor([*flat, *outputs], dtype=torch.int64)
+        return LayoutCall(
+            *index,
+            numbers.to(index[0].device, non_blocking=True),
+            len(requests),
+            len(lists) // max(1, len(requests)),
+            max((one[6] for one in requests), default=0),
+            _are_fours([*(begin for begin, _ in lists), *outputs]),
+        )
+
 
 TASK = tl.constexpr(10)  # numbers of a task, in the order of `ops.layout.plan.Task`
 REQUEST = tl.constexpr(7)  # of a request, in the order of `ops.layout.inputs.Request`
@@ -294,7 +373,7 @@ def _to_layout_backward(
         )
 
 
-def _settings(work: Work, call: Call, dtype: torch.dtype) -> dict[str, Any]:
+def _settings(work: LayoutTaskTensors, call: LayoutCall, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "SUM": tl.float64 if dtype == torch.float64 else tl.float32,
         "FOURS": work.fours and call.fours,
@@ -304,16 +383,16 @@ def _settings(work: Work, call: Call, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _grid(work: Work, call: Call) -> tuple[int, int, int]:
+def _grid(work: LayoutTaskTensors, call: LayoutCall) -> tuple[int, int, int]:
     return -(-call.most_rows // work.rows), len(work.units), call.requests
 
 
-def _odd(call: Call, settings: dict[str, Any]) -> Tensor:
+def _odd(call: LayoutCall, settings: dict[str, Any]) -> Tensor:
     """Whether a word is no multiple of 4: then vectors cannot be moved 16 bytes at a time."""
     return (call.fids & 3).any().view(1).int() if settings["FOURS"] else call.numbers
 
 
-def to_layout(work: Work, call: Call, values: Tensor, out: Tensor) -> None:
+def to_layout(work: LayoutTaskTensors, call: LayoutCall, values: Tensor, out: Tensor) -> None:
     """Fills all outputs; halves are summed in float32. Words that lead nowhere count as zeros.
 
     Lists and outputs of the call are counted from the begin of `values` and of `out`.
@@ -329,7 +408,9 @@ def to_layout(work: Work, call: Call, values: Tensor, out: Tensor) -> None:
         )
 
 
-def to_layout_backward(work: Work, call: Call, grads: Tensor, sums: Tensor, scale: Tensor) -> None:
+def to_layout_backward(
+    work: LayoutTaskTensors, call: LayoutCall, grads: Tensor, sums: Tensor, scale: Tensor
+) -> None:
     """Adds gradients of outputs, counted from `grads`, to those of the lists, in no fixed order.
 
     The lists, counted from `sums`, hold zeros of float32 or float64; `scale` is on the device and

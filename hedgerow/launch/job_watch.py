@@ -19,7 +19,7 @@ Show = Callable[[str, bool], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlan:
+class JobSpec:
     """What to start: servers, and workers that run `script` (and its arguments) with Python.
 
     >>> JobPlan(servers=0, workers=2, script=("train.py",))
@@ -44,7 +44,7 @@ class JobPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class WorkerLine:
     """A line of a worker."""
 
     rank: int
@@ -53,14 +53,14 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class JobMessage:
     """Something about the job that its user may want to know."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class WorkerEnded:
     """A worker ended; `why` if its status does not say it."""
 
     rank: int
@@ -69,19 +69,19 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class JobLost:
     """The job cannot go on."""
 
     why: str
     status: int = FAILED
 
 
-Watched = Said | Ended | Lost
-Event = Watched | News
+Watched = WorkerLine | WorkerEnded | JobLost
+Event = Watched | JobMessage
 Post = Callable[[Event], None]
 
 
-class Crew(Protocol):
+class JobProcesses(Protocol):
     """The processes of a job, wherever they run."""
 
     def start(self, post: Post) -> None:
@@ -101,12 +101,12 @@ class Crew(Protocol):
         ...
 
 
-def run_job(crew: Crew, workers: int, show: Show) -> int:
+def run_job(crew: JobProcesses, workers: int, show: Show) -> int:
     """The job's status: 0, that of the first worker that failed, or 128 and a signal's number."""
     events: queue.SimpleQueue[Watched] = queue.SimpleQueue()
 
     def post(event: Event) -> None:
-        if isinstance(event, News):  # at once: a start may take long
+        if isinstance(event, JobMessage):  # at once: a start may take long
             show(f"hedgerow: {event.text}", True)
         else:
             events.put(event)
@@ -132,7 +132,7 @@ def _signals_as(post: Post) -> Iterator[None]:
         for one in numbers:
             signal.signal(one, signal.default_int_handler)
         told = f"{signal.Signals(number).name}: ending workers, then servers."
-        post(Lost(told, _SIGNALLED + number))
+        post(JobLost(told, _SIGNALLED + number))
 
     before = {number: signal.signal(number, first) for number in numbers}
     try:
@@ -142,15 +142,15 @@ def _signals_as(post: Post) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _watch(events: queue.SimpleQueue[Watched], crew: Crew, workers: int, show: Show) -> int:
+def _watch(events: queue.SimpleQueue[Watched], crew: JobProcesses, workers: int, show: Show) -> int:
     """Until every worker ended; the first failure ends the others."""
     left, status = workers, 0
     while left:
         event = events.get()
-        if isinstance(event, Said):
+        if isinstance(event, WorkerLine):
             show(f"[{event.rank}] {event.text}", event.is_error)
             continue
-        left -= isinstance(event, Ended)
+        left -= isinstance(event, WorkerEnded)
         if event.status and not status:
             status = event.status
             show(f"hedgerow: {_reason(event, workers)}", True)
@@ -159,8 +159,8 @@ def _watch(events: queue.SimpleQueue[Watched], crew: Crew, workers: int, show: S
     return status
 
 
-def _reason(event: Ended | Lost, workers: int) -> str:
-    if isinstance(event, Lost):
+def _reason(event: WorkerEnded | JobLost, workers: int) -> str:
+    if isinstance(event, JobLost):
         return event.why
     what = event.why or f"ended with status {event.status}"
     others = "; the other workers are ended" if workers > 1 else ""

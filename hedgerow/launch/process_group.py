@@ -1,7 +1,9 @@
-"""Brings the processes of a job together in one torch.distributed group, once."""
+"""Joins the processes of a job in one torch.distributed group, each with its device."""
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +15,118 @@ import torch.distributed as dist
 
 from ..core.errors import ConfigError
 from . import env
-from .device import get_device
-from .meeting_point import meeting_point
+from .env import Environ
 from .rank_info import RankInfo, rank_info
+
+# Below the ports that Linux gives to outgoing connections (32768..60999), above the well-known.
+_FIRST_PORT, _PORTS = 15000, 15000
+_JOB_NAMES = (
+    *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"),
+    *("SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
+
+
+def meeting_point(
+    info: RankInfo,
+    *,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    environ: Environ | None = None,
+) -> tuple[str, int]:
+    """Address and port: the arguments, MASTER_ADDR and MASTER_PORT, or what the launcher implies.
+
+    >>> info = RankInfo(rank=0, world_size=2, local_world_size=2, launcher="ompi")
+    >>> meeting_point(info, environ={"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"})
+    ('10.0.0.1', 29500)
+    >>> meeting_point(info, environ={"PMIX_NAMESPACE": "1589"})[0]
+    '127.0.0.1'
+    """
+    environ = env.current() if environ is None else environ
+    address = env.choose(
+        "master_addr", argument=master_addr, variable="MASTER_ADDR", environ=environ, default=""
+    )
+    port = env.choose(
+        "master_port",
+        argument=master_port,
+        variable="MASTER_PORT",
+        environ=environ,
+        parse=int,
+        default=0,
+    )
+    return address or _implied_address(info, environ), port or _implied_port(info, environ)
+
+
+def _implied_address(info: RankInfo, environ: Environ) -> str:
+    if info.one_machine:
+        return "127.0.0.1"
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    if info.launcher == "slurm" and nodes:
+        return first_host(nodes)
+    raise ConfigError(
+        f"{info.world_size} processes, {info.local_world_size} of them here: rank 0 is on some "
+        f"machine that {info.launcher} does not tell; set MASTER_ADDR to its name for every "
+        f"process (mpirun -x MASTER_ADDR=host)."
+    )
+
+
+def _implied_port(info: RankInfo, environ: Environ) -> int:
+    """The same number in every process of a job, another one in other jobs."""
+    job = ".".join(environ[name] for name in _JOB_NAMES if name in environ)
+    if not job:
+        raise ConfigError(
+            f"{info.launcher} gives the job no number to derive a port from; set MASTER_PORT to "
+            f"a free port for every process."
+        )
+    return _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
+
+
+def first_host(nodes: str) -> str:
+    """The first machine of SLURM's short list.
+
+    >>> first_host("gpu[07-09,12],login"), first_host("a,b")
+    ('gpu07', 'a')
+    """
+    found = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodes)
+    if found is None:
+        raise ConfigError(f"the list of machines is {nodes!r}; it must read like 'gpu[07-09]'.")
+    return "".join(part or "" for part in found.groups())
+
+
+def get_device(info: RankInfo, *, force_on_cpu: bool = False) -> torch.device:
+    """`cuda:<local rank>`, or device 0 where only one is visible; without CUDA the CPU.
+
+    >>> get_device(RankInfo(), force_on_cpu=True)
+    device(type='cpu')
+    """
+    if force_on_cpu or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", device_index(info.local_rank, torch.cuda.device_count()))
+
+
+def device_index(local_rank: int, visible: int) -> int:
+    """Which of the visible devices a process takes.
+
+    >>> device_index(3, 8), device_index(3, 1)  # narrowed to one by CUDA_VISIBLE_DEVICES
+    (3, 0)
+    """
+    if visible == 1:
+        return 0
+    if local_rank >= visible:
+        raise ConfigError(
+            f"local rank {local_rank} has no device: {visible} are visible; start at most "
+            f"{visible} processes on this machine."
+        )
+    return local_rank
+
+
+def get_visible_gpus(local_rank: int, processes_per_gpu: int = 1) -> str:
+    """The device of a process where several share one, as text for CUDA_VISIBLE_DEVICES.
+
+    >>> get_visible_gpus(2, 1), get_visible_gpus(1, 2), get_visible_gpus(3, 2)
+    ('2', '0', '1')
+    """
+    return str(local_rank // processes_per_gpu)
+
 
 BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 

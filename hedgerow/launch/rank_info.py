@@ -1,11 +1,13 @@
-"""Which process of the job this one is: from torchrun, OpenMPI, MPICH or SLURM."""
+"""Which process of the job this one is, from the variables of torchrun, OpenMPI, MPICH or SLURM."""
 
 from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TextIO
 
 from ..core.errors import ConfigError, InputError
 from . import env
@@ -250,3 +252,20 @@ def get_mpi_local_size(*, source: str = "any", environ: Environ | None = None) -
     8
     """
     return one_number(3, 1, source, environ)
+
+
+def rank_zero_printer(info: RankInfo, stream: TextIO | None = None) -> Callable[..., None]:
+    """A function like `print` that writes in rank 0 alone, at once, to stdout or `stream`.
+
+    >>> say = rank_zero_printer(RankInfo())
+    >>> say("loss", 0.5)
+    loss 0.5
+    """
+
+    def say(*values: object) -> None:
+        if info.rank == 0:
+            out = sys.stdout if stream is None else stream
+            out.write(" ".join(map(str, values)) + "\n")
+            out.flush()
+
+    return say

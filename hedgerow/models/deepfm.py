@@ -13,12 +13,10 @@ from ..core import checks
 from ..core.errors import ConfigError
 from ..core.id_batch import IdBatch
 from ..core.shapes import Float32
-from ..nn.bags import EmbeddingBags
-from ..tables.config import Segment
+from ..nn.embedding_modules import EmbeddingBags
+from ..tables.config import Segment, Table
 from ..tables.initializers import Initializer, Uniform, Zeros
-from ..tables.optimizer_base import Optimizer
-from ..tables.optimizers import Adagrad
-from ..tables.table import Table
+from ..tables.optimizers import Adagrad, Optimizer
 from .layers import common_dim, mlp
 
 
@@ -55,7 +53,7 @@ class DeepFM(nn.Module):
         init, optimizer = init or Uniform(0.05), optimizer or Adagrad(lr=0.05)
         wide = [_with_bias(table, init, optimizer, bias or optimizer) for table in tables]
         self.bags = EmbeddingBags(wide, **defaults)
-        self.over = Machine(sum(len(t.features) for t in tables), dense, dim, hidden)
+        self.over = FactorizationMachine(sum(len(t.features) for t in tables), dense, dim, hidden)
 
     def forward(
         self, dense: Float32[Tensor, "samples columns"], ids: IdBatch
@@ -64,7 +62,7 @@ class DeepFM(nn.Module):
         return self.over(dense, list(self.bags(ids).values()))
 
 
-class Machine(nn.Module):
+class FactorizationMachine(nn.Module):
     """The dense part of DeepFM, which `torch.compile` takes as a whole."""
 
     def __init__(self, features: int, dense: int, dim: int, hidden: Sequence[int]) -> None:

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from ..core import checks
 from ..core.id_batch import IdBatch
 from ..core.shapes import Float32
-from ..nn.bags import EmbeddingBags
-from ..tables.table import Table
-from .layers import common_dim, mlp
-from .pair_products import PairProducts
+from ..nn.embedding_modules import EmbeddingBags
+from ..tables.config import Table
+from .layers import PairProducts, common_dim, mlp
 
 
 class DLRM(nn.Module):

@@ -1,15 +1,18 @@
-"""What the models share: a stack of linear layers, and the width of their tables."""
+"""Layers that the models share: linear stacks, and products of all pairs of vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..core import checks
 from ..core.errors import ConfigError
-from ..tables.table import Table
+from ..core.shapes import Float32
+from ..tables.config import Table
 
 
 def mlp(first: int, hidden: Sequence[int], last: int) -> nn.Sequential:
@@ -44,3 +47,53 @@ def check_pooled(owner: str, tables: Sequence[Table]) -> None:
                 f"{owner} needs one vector a sample; Table({table.name!r}).pooling is "
                 f"{table.pooling!r}. Use sum, mean, sqrtn or max."
             )
+
+
+class PairProducts(nn.Module):
+    """The inner product of every pair of a sample's vectors: (0, 1), (0, 2), ... (1, 2), ...
+
+    >>> pairs = PairProducts(3)
+    >>> pairs(torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])).tolist()
+    [[11.0, 17.0, 39.0]]
+    """
+
+    pairs: Tensor
+    columns: Tensor
+
+    def __init__(self, vectors: int) -> None:
+        super().__init__()
+        i, j = torch.triu_indices(vectors, vectors, offset=1)
+        columns = torch.full((vectors, vectors), len(i))
+        columns[i, j] = columns[j, i] = torch.arange(len(i))
+        self.register_buffer("pairs", i * vectors + j, persistent=False)
+        self.register_buffer("columns", columns.flatten(), persistent=False)
+
+    def forward(
+        self, v: Float32[Tensor, "samples vectors dim"]
+    ) -> Float32[Tensor, "samples pairs"]:
+        """One number a sample and pair."""
+        found: Any = _PairProductsFunction.apply(v, self.pairs, self.columns)
+        return found
+
+
+class _PairProductsFunction(torch.autograd.Function):
+    """`v @ v.mT`, from which the pairs are taken.
+
+    Autograd would go through both factors: two products of matrices, and a sum of two gradients of
+    which one is transposed. But with G the gradient of all products, each pair standing twice, the
+    gradient of v is G @ v. `columns` says for every place of G which pair stands there; on the
+    diagonal there is none, and a column of zeros is behind the last.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, pairs: Tensor, columns: Tensor) -> Tensor:
+        """Products of the pairs."""
+        ctx.save_for_backward(v, columns)
+        return (v @ v.mT).flatten(1).index_select(1, pairs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient of the vectors."""
+        v, columns = ctx.saved_tensors
+        every = nn.functional.pad(grads[0], (0, 1)).index_select(1, columns)
+        return every.view(len(v), v.shape[1], v.shape[1]) @ v, None, None

@@ -12,8 +12,8 @@ from ..core import checks
 from ..core.errors import ConfigError
 from ..core.id_batch import IdBatch
 from ..core.shapes import Float32
-from ..nn.bags import EmbeddingBags
-from ..tables.table import Table
+from ..nn.embedding_modules import EmbeddingBags
+from ..tables.config import Table
 from .layers import check_pooled, mlp
 
 

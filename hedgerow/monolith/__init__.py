@@ -1,3 +1,3 @@
-"""The original's formats: its table files read and written by small decoders of our own."""
+"""Everything that exists only for Monolith's names, semantics and file formats."""
 
 from __future__ import annotations

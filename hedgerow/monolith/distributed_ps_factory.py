@@ -1,44 +1,52 @@
-"""The original's `distributed_ps_factory`: six ways to build tables, by its names and arguments.
+"""Monolith's `distributed_ps_factory`: six ways to build tables, by its names and arguments.
 
-What is built is told in `hedgerow.nn.assemble`, where servers and ranks are in `cluster`. Tables
-have the original's names, and ours beside them.
+`hedgerow.monolith.tables.assemble` says what is built; `cluster` says where servers and ranks are.
+Tables have Monolith's names, and ours beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ..core import checks
 from ..core.errors import InputError
-from ..launch.device import get_device
+from ..launch.process_group import get_device
 from ..launch.rank_info import rank_info
-from ..nn.assemble import Here, OverRanks, OverServers, Where, assemble, assemble_partitioned
-from ..nn.partitioned_table import PartitionedTable
 from ..ops.combiners import Combiner
-from ..ops.layout import OutConfig
-from ..ps.distributed import DEADLINE_MS, DistributedMultiTypeTable, DistributedTable
-from ..sharding.all_to_all_front import AllToAllMultiTypeTable
-from ..sharding.queues import QueueDepths
+from ..tables.admission import SlidingFilter
 from ..tables.config import TableConfig
-from ..tables.filters import SlidingFilter
 from ..tables.multi.host_tables import HostTables
-from ..tables.multi.merged import MergedMultiTypeTable
-from ..tables.multi.multi_type import MultiTypeTable
-from ..tables.multi.slot_tables import SlotTables
-from .cluster import cluster, connector, exchanges
-from .describe import is_remote, original_names
-from .hash_filters import HashFilter, counts_of, create_hash_filters, filtered
-from .multi_hash_table import (
+from .layouts import OutConfig
+from .tables.assemble import (
+    InThisProcess,
+    OverRanks,
+    OverServers,
+    Where,
+    assemble,
+    assemble_partitioned,
+    cluster,
+    connector,
+    exchanges,
+    partitioned_features,
+)
+from .tables.describe import T, attach_clients, is_remote, monolith_names
+from .tables.hash_filters import HashFilter, counts_of, create_hash_filters, filtered
+from .tables.merged import MergedMultiTypeTable
+from .tables.multi_hash_table import (
     CachedConfig,
     MultiHashTable,
     MultiHashTableFactory,
     convert_to_cached_config,
 )
-from .partitioned_features import partitioned_features
-from .sync_attach import T, attach_clients
+from .tables.multi_type import MultiTypeTable
+from .tables.on_servers import DEADLINE_MS, DistributedMultiTypeTable, DistributedTable
+from .tables.over_ranks import AllToAllMultiTypeTable, QueueDepths
+from .tables.partitioned import PartitionedTable
+from .tables.slot_tables import SlotTables
 
 DistributedHashTable = DistributedTable
 MultiTypeHashTable = MultiTypeTable
@@ -47,25 +55,6 @@ DistributedMultiTypeHashTable = DistributedMultiTypeTable
 DistributedMultiTypeHashTableMpi = AllToAllMultiTypeTable
 PartitionedHashTable = PartitionedTable
 
-__all__ = [
-    "CachedConfig",
-    "DistributedHashTable",
-    "DistributedMultiTypeHashTable",
-    "DistributedMultiTypeHashTableMpi",
-    "MergedMultiTypeHashTable",
-    "MultiHashTable",
-    "MultiHashTableFactory",
-    "MultiTypeHashTable",
-    "PartitionedHashTable",
-    "cluster",
-    "convert_to_cached_config",
-    "create_hash_filters",
-    "create_in_worker_multi_type_hash_table",
-    "create_in_worker_native_multi_hash_table",
-    "create_multi_type_hash_table",
-    "create_native_multi_hash_table",
-    "create_partitioned_hash_table",
-]
 
 Configs = Mapping[str, TableConfig]
 Filter = HashFilter | SlidingFilter | None
@@ -82,7 +71,7 @@ def create_in_worker_multi_type_hash_table(
     """A table for each group of slots, its rows over ranks."""
     where = _over_ranks(shard_num, hash_filter, queue_configs)
     configs = filtered(slot_to_config, hash_filter)
-    built = assemble(configs, where, native=False, merge=True, names_of=original_names)
+    built = assemble(configs, where, native=False, merge=True, names_of=monolith_names)
     return attach_clients(built, [sync_client])
 
 
@@ -104,7 +93,7 @@ def create_multi_type_hash_table(
         where,
         native=False,
         merge=True,
-        names_of=original_names,
+        names_of=monolith_names,
         front=lambda configs, filter: MultiTypeTable(shards.configs(0, configs), filter=filter),
     )
     return attach_clients(built, shards.clients)
@@ -257,11 +246,11 @@ class _Shards:
         counts = counts_of(self.filters[shard])
         return MultiTypeTable(self.configs(shard, configs), filter=counts).store
 
-    def where(self, one_request: bool, deadline_ms: int) -> Here | OverServers:
+    def where(self, one_request: bool, deadline_ms: int) -> InThisProcess | OverServers:
         """This process without servers, else the servers of the cluster."""
         checks.count("max_rpc_deadline_millis", deadline_ms, least=1)
         if self.num_ps == 0:
-            return Here(counts_of(self.filters[0]))
+            return InThisProcess(counts_of(self.filters[0]))
         return OverServers(
             connector(self.num_ps, self.make, self.configs),
             one_request=one_request,
@@ -296,3 +285,71 @@ def _over_ranks(
     own = filters[reads.rank] if isinstance(filters, Sequence) else filters
     counts = counts_of(own)
     return OverRanks(shard_num, reads, updates, counts, queue_configs)
+
+
+@dataclass(frozen=True, slots=True)
+class FactoryChoice:
+    """A factory, and what it is told beside tables and shards."""
+
+    factory: Callable[..., Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name}={value}" for name, value in self.settings.items())
+        return self.factory.__name__ + (f"({given})" if given else "")
+
+
+def trainer_choice(
+    *, full_sync: bool, fused_layout: bool, native: bool = True, gpu_workers: int = 0
+) -> FactoryChoice:
+    """The factory of a training run: over servers, or with `full_sync` over ranks.
+
+    A partitioned table of `fused_layout` is told `use_native_multi_hash_table` by its caller. With
+    `full_sync` and tables on the GPUs of so many workers there are as many shards, and filters and
+    clients are given once for each.
+
+    >>> str(trainer_choice(full_sync=False, fused_layout=False, native=False))
+    'create_multi_type_hash_table(reduce_network_packets=True)'
+    """
+    for name, value in (
+        ("full_sync", full_sync),
+        ("fused_layout", fused_layout),
+        ("native", native),
+    ):
+        checks.flag(name, value)
+    checks.count("gpu_workers", gpu_workers)
+    if fused_layout and full_sync and gpu_workers:
+        over = {"num_ps": gpu_workers, "enable_gpu_emb": True}
+        return FactoryChoice(create_partitioned_hash_table, over)
+    if fused_layout:
+        return FactoryChoice(create_partitioned_hash_table)
+    if full_sync:
+        return FactoryChoice(
+            create_in_worker_native_multi_hash_table
+            if native
+            else create_in_worker_multi_type_hash_table
+        )
+    if native:
+        return FactoryChoice(create_native_multi_hash_table)
+    return FactoryChoice(create_multi_type_hash_table, {"reduce_network_packets": True})
+
+
+__all__ = [
+    "CachedConfig",
+    "DistributedHashTable",
+    "DistributedMultiTypeHashTable",
+    "DistributedMultiTypeHashTableMpi",
+    "MergedMultiTypeHashTable",
+    "MultiHashTable",
+    "MultiHashTableFactory",
+    "MultiTypeHashTable",
+    "PartitionedHashTable",
+    "cluster",
+    "convert_to_cached_config",
+    "create_hash_filters",
+    "create_in_worker_multi_type_hash_table",
+    "create_in_worker_native_multi_hash_table",
+    "create_multi_type_hash_table",
+    "create_native_multi_hash_table",
+    "create_partitioned_hash_table",
+]

@@ -1,4 +1,4 @@
-"""The original's `distribution_ops`, by its names and in its order of arguments.
+"""Monolith's `distribution_ops`, by its names and in its order of arguments.
 
 `name` and `parallel_flag` are accepted and have no effect. What each function does is told where it
 is made, in `hedgerow.ops`.
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ..core.ids import Ragged
 from ..core.shapes import Float, Int64
-from ..ops import arguments, fill, fused_gather, gather, reduce, reorder, segment, split, unique
-from ..ops.fill import SharedBuffer, ValueOffset
+from ..ops import arguments, fused_gather, reduce, reorder, segment, split
 from ..ops.reorder import Reordered
 from ..ops.segment import fused_value_rowids
-from ..ops.unique import UniqueKeys
-from .layout_door import fused_embedding_to_layout, fused_embedding_to_layout_grad
+from . import gather_by_ids, offset_maps
+from .layouts.monolith_call import fused_embedding_to_layout, fused_embedding_to_layout_grad
+from .offset_maps import SharedBuffer, UniqueKeys, ValueOffset
 
 __all__ = [
     "fill_with_offset_map",
@@ -63,8 +63,8 @@ def ragged_split_by_indices(
 def unique_key_with_value_and_offset(
     key: Ragged, dims: Sequence[int], generate_buffer: bool = True
 ) -> UniqueKeys:
-    """`hedgerow.ops.unique.unique_key_with_value_and_offset`."""
-    return unique.unique_key_with_value_and_offset(key, dims, generate_buffer)
+    """`hedgerow.monolith.offset_maps.unique_key_with_value_and_offset`."""
+    return offset_maps.unique_key_with_value_and_offset(key, dims, generate_buffer)
 
 
 def fill_with_offset_map(
@@ -74,8 +74,8 @@ def fill_with_offset_map(
     value_buffer: SharedBuffer | None,
     dims: Sequence[int],
 ) -> SharedBuffer:
-    """`hedgerow.ops.fill.fill_with_offset_map`."""
-    return fill.fill_with_offset_map(pos, value, value_offset_map, value_buffer, dims)
+    """`hedgerow.monolith.offset_maps.fill_with_offset_map`."""
+    return offset_maps.fill_with_offset_map(pos, value, value_offset_map, value_buffer, dims)
 
 
 def fill_with_offset_map_gradient(
@@ -84,8 +84,8 @@ def fill_with_offset_map_gradient(
     value_offset_map: ValueOffset,
     dims: Sequence[int],
 ) -> Float[Tensor, "floats"]:
-    """`hedgerow.ops.fill.fill_with_offset_map_gradient`."""
-    return fill.fill_with_offset_map_gradient(pos, grad, value_offset_map, dims)
+    """`hedgerow.monolith.offset_maps.fill_with_offset_map_gradient`."""
+    return offset_maps.fill_with_offset_map_gradient(pos, grad, value_offset_map, dims)
 
 
 def finalize_shared_tensor(
@@ -93,8 +93,8 @@ def finalize_shared_tensor(
     dtype: torch.dtype,
     shape: Sequence[int | None] | None,
 ) -> Tensor:
-    """`hedgerow.ops.fill.finalize_shared_tensor`."""
-    return fill.finalize_shared_tensor(shared_tensor_handles, dtype, shape)
+    """`hedgerow.monolith.offset_maps.finalize_shared_tensor`."""
+    return offset_maps.finalize_shared_tensor(shared_tensor_handles, dtype, shape)
 
 
 def reorder_by_indices(
@@ -117,8 +117,8 @@ def map_id_to_embedding(
     input: Int64[Tensor, "..."],
     use_multi_threads: bool = True,
 ) -> Float[Tensor, "... dim"]:
-    """`hedgerow.ops.gather.map_id_to_embedding`."""
-    return gather.map_id_to_embedding(ids, embeddings, input, use_multi_threads)
+    """`hedgerow.monolith.gather_by_ids.map_id_to_embedding`."""
+    return gather_by_ids.map_id_to_embedding(ids, embeddings, input, use_multi_threads)
 
 
 def map_id_to_embedding_gradient_back_prop(
@@ -126,8 +126,8 @@ def map_id_to_embedding_gradient_back_prop(
     input: Int64[Tensor, "..."],
     grads: Float[Tensor, "... dim"],
 ) -> list[Float[Tensor, "k dim"]]:
-    """`hedgerow.ops.gather.map_id_to_embedding_gradient_back_prop`."""
-    return gather.map_id_to_embedding_gradient_back_prop(ids, input, grads)
+    """`hedgerow.monolith.gather_by_ids.map_id_to_embedding_gradient_back_prop`."""
+    return gather_by_ids.map_id_to_embedding_gradient_back_prop(ids, input, grads)
 
 
 def gather_embeddings_by_input(
@@ -136,8 +136,8 @@ def gather_embeddings_by_input(
     input: Int64[Tensor, "..."],
     use_multi_threads: bool = False,
 ) -> tuple[Float[Tensor, "... dim"], Int64[Tensor, "..."]]:
-    """`hedgerow.ops.gather.gather_embeddings_by_input`."""
-    return gather.gather_embeddings_by_input(ids, embeddings, input, use_multi_threads)
+    """`hedgerow.monolith.gather_by_ids.gather_embeddings_by_input`."""
+    return gather_by_ids.gather_embeddings_by_input(ids, embeddings, input, use_multi_threads)
 
 
 def gather_embeddings_by_ids_gradient_back_prop(
@@ -145,8 +145,8 @@ def gather_embeddings_by_ids_gradient_back_prop(
     grads: Float[Tensor, "... dim"],
     index_mapping: Int64[Tensor, "..."],
 ) -> Float[Tensor, "k dim"]:
-    """`hedgerow.ops.gather.gather_embeddings_by_ids_gradient_back_prop`."""
-    return gather.gather_embeddings_by_ids_gradient_back_prop(ids, grads, index_mapping)
+    """`hedgerow.monolith.gather_by_ids.gather_embeddings_by_ids_gradient_back_prop`."""
+    return gather_by_ids.gather_embeddings_by_ids_gradient_back_prop(ids, grads, index_mapping)
 
 
 def fused_gather_embeddings_by_input(

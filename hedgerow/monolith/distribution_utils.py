@@ -7,15 +7,12 @@ environment when it is asked for; `_SYNC_TRAIN_INITED` is what `hedgerow.launch.
 from __future__ import annotations
 
 from ..launch import env
-from ..launch.bps import bps_init
-from ..launch.comm_bench import byteps_benchmark_a2a, byteps_benchmark_ar
-from ..launch.comm_driver import bps_comm_benchmark
-from ..launch.flags import LaunchFlags, SyncTrainConfig
-from ..launch.gpu_options import GpuOptions, update_session_config_for_gpu
-from ..launch.hooks import get_sync_run_hooks
 from ..launch.rank_info import get_mpi_local_rank, get_mpi_local_size, get_mpi_rank, get_mpi_size
-from ..launch.sync_rules import enable_sync_training, get_device_str
-from ..launch.sync_train import init_sync_train_and_update_conf, try_init_cuda
+from .launch.bps import bps_init
+from .launch.comm_bench import bps_comm_benchmark, byteps_benchmark_a2a, byteps_benchmark_ar
+from .launch.gpu_options import GpuOptions, update_session_config_for_gpu
+from .launch.sync_train import get_sync_run_hooks, init_sync_train_and_update_conf, try_init_cuda
+from .launch.transports import LaunchFlags, SyncTrainConfig, enable_sync_training, get_device_str
 
 __all__ = [
     "GpuOptions",

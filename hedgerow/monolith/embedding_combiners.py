@@ -1,4 +1,4 @@
-"""The original's `embedding_combiners`, by its names."""
+"""Monolith's `embedding_combiners`, by its names."""
 
 from __future__ import annotations
 

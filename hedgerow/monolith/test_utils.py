@@ -1,15 +1,15 @@
-"""Tables as the original's tests and its benchmark have them."""
+"""Tables as Monolith's tests and its benchmark have them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ps.distributed import DistributedTable
 from ..ps.shard import Shard
 from ..tables.compressors import Fp16, Fp32
 from ..tables.config import Segment, TableConfig
 from ..tables.initializers import Zeros
-from ..tables.original import Sgd
+from ..tables.monolith_rules import Sgd
+from .tables.on_servers import DistributedTable
 
 BENCHMARK_TABLE = "benchmark"
 
@@ -28,7 +28,7 @@ def generate_test_hash_table_config(
 
 
 def benchmark_table_config(dim: int = 16) -> TableConfig:
-    """The table of the original's benchmark: zeros, SGD of rate 1, no filter.
+    """The table of Monolith's benchmark: zeros, SGD of rate 1, no filter.
 
     >>> benchmark_table_config().segments[0].optimizer.learning_rate
     1.0

@@ -1,4 +1,4 @@
-"""The door to the C++ core. `reference` holds a plain twin of everything here.
+"""The functions and classes of the C++ core.
 
 Functions take addresses of contiguous CPU memory and lengths and keep nothing; a table's verbs
 release the GIL. Callers check dtype, shape and device first.

@@ -1,8 +1,9 @@
-"""One line that makes a model of one process a model of many."""
+"""Distributes a model: its rows over ranks or servers, its dense weights over ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -14,22 +15,77 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..core import checks
 from ..core.errors import ConfigError, DtypeError, InputError, StateError
+from ..launch.job_variables import server_list
 from ..launch.process_group import group_settings, start_process_group
 from ..launch.rank_info import rank_info
-from ..launch.server_list import server_list
 from ..ps.curve import ClientKeys
+from ..ps.remote_shard import connect
 from ..ps.server_tables import ServerTables
+from ..ps.shard import ShardView
 from ..routing.router import Router
-from ..sharding.agreement import Ranks
+from ..sharding.agreement import RankGroup
 from ..sharding.all_to_all_tables import AllToAllTables, ShardStore
 from ..sharding.exchange import WIRES, Exchange
-from .alike import about
-from .collection import Collection, collections_of, ranks_of, servers_of
-from .follow_plan import PlanLike, follow_plan
-from .on_servers import put_on_servers
-from .placing import place_as_planned
-from .routers import routers_of
-from .summary import tables_of
+from ..tables.multi.host_tables import HostTables
+from ..tables.multi.several_tables import MultiConfig
+from .embedding_modules import EmbeddingModule, ServerGroup, collections_of, ranks_of, servers_of
+from .follow_plan import PlanLike, follow_plan, place_as_planned
+from .model_tables import describe_model, routers_of, tables_of
+
+
+def put_on_servers(
+    model: nn.Module,
+    collections: Sequence[EmbeddingModule],
+    servers: Sequence[str],
+    *,
+    wire: str,
+    dedup: bool,
+    keys: ClientKeys | Path | str | None,
+) -> None:
+    """Every module of the model reads and updates rows on `servers` from now on."""
+    _check_movable(model, collections)
+    # All servers place the ids of a table by one key; the first client's stays.
+    config = MultiConfig.of(
+        {
+            name: replace(table.config, slot_key=table.slot_key)
+            for name, table in tables_of(model).items()
+        }
+    )
+    configs = dict(zip(config.names, config.configs, strict=True))
+    shards = connect(servers, configs, wire=WIRES[wire], keys=keys)
+    group = ServerGroup(tuple(shards), config)
+    routers = routers_of(model, group.count)
+    for one in collections:
+        names = one.store.names
+        of = [config.at(name) for name in names]
+        own = shards
+        if names != config.names:
+            own = [ShardView(shard, of, config.segment_splits) for shard in shards]
+        rules = [routers[name] for name in names]
+        mine = {name: configs[name] for name in names}
+        one.set_store(ServerTables(own, mine, rules, dedup=dedup), servers=group)
+
+
+def _check_movable(model: nn.Module, collections: Sequence[EmbeddingModule]) -> None:
+    for one in collections:
+        if isinstance(one.store, AllToAllTables | ServerTables):
+            raise StateError("the model is distributed already; call hr.distribute once.")
+        if not isinstance(one.store, HostTables):
+            raise StateError(
+                "the model has tables on a device or in two tiers, and servers hold rows in their "
+                "own memory; distribute it before model.to('cuda'), and without keep_on_disk."
+            )
+    for name, table in tables_of(model).items():
+        if table.size():
+            raise StateError(
+                f"distribute of a model with rows: table {name!r} has {table.size()}. Distribute "
+                f"it first, then hr.load: every server takes the rows it owns."
+            )
+        if table.config.evict is not None:
+            raise ConfigError(
+                f"table {name!r} has the rule {table.config.evict!r}, which servers do not run; "
+                f"leave evict out."
+            )
 
 
 def distribute(
@@ -61,7 +117,7 @@ def distribute(
 
     A `plan` is one of `hr.plan`, the path of its file, or "auto". All ranks must have the same one,
     made for these tables and so many ranks; each logs what it holds. Its HBM_ONLY tables go to the
-    device of the process, and the weights with them, as after `model.to("cuda")`: docs/guides/gpu.md.
+    device of the process, and the weights with them, as after `model.to("cuda")`.
 
     >>> import hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -76,10 +132,10 @@ def distribute(
         put_on_servers(model, collections, found.addresses, wire=wire, dedup=dedup, keys=keys)
         return _dense_over_ranks(model)
     if _is_alone():
-        _follow(model, plan, Ranks())
+        _follow(model, plan, RankGroup())
         return model
     start_process_group()
-    ranks = Ranks(own_group())
+    ranks = RankGroup(own_group())
     _check(model, collections, ranks, {"reduce": reduce, "wire": wire, "plan": _kind(plan)})
     _follow(model, plan, ranks)
     # Updates run when a backward ends, reads perhaps ahead in another thread: a group for each, and
@@ -93,7 +149,7 @@ def distribute(
     return _dense_over_ranks(model)
 
 
-def _share_slot_keys(model: nn.Module, ranks: Ranks) -> None:
+def _share_slot_keys(model: nn.Module, ranks: RankGroup) -> None:
     """A table has one key on all ranks: what it does on full devices is then the same in every run
     that sets the key, and a checkpoint has one to save."""
     own = tables_of(model)
@@ -102,7 +158,7 @@ def _share_slot_keys(model: nn.Module, ranks: Ranks) -> None:
         table.use_slot_key(keys[name])
 
 
-def _checked(model: nn.Module, reduce: str, wire: str, dedup: bool) -> list[Collection]:
+def _checked(model: nn.Module, reduce: str, wire: str, dedup: bool) -> list[EmbeddingModule]:
     """The collections of the model; arguments are fine."""
     if not isinstance(model, nn.Module):
         raise DtypeError(f"distribute of a {type(model).__name__}; pass an nn.Module.")
@@ -115,7 +171,7 @@ def _checked(model: nn.Module, reduce: str, wire: str, dedup: bool) -> list[Coll
     return collections
 
 
-def _follow(model: nn.Module, plan: PlanLike | None, ranks: Ranks) -> None:
+def _follow(model: nn.Module, plan: PlanLike | None, ranks: RankGroup) -> None:
     if plan is not None:
         place_as_planned(model, follow_plan(model, plan, ranks))
     _share_slot_keys(model, ranks)
@@ -147,7 +203,7 @@ def _dense_over_ranks(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
-def workers_of(model: nn.Module) -> Ranks:
+def workers_of(model: nn.Module) -> RankGroup:
     """The processes that train a model in step: the ranks that share its rows, or the job's workers
     where servers hold them. The first call for a model on servers is a collective of all workers.
 
@@ -161,11 +217,11 @@ def workers_of(model: nn.Module) -> Ranks:
     if group.workers is None:
         if not _is_alone():
             start_process_group()
-        group.workers = Ranks() if _is_alone() else Ranks(own_group())
+        group.workers = RankGroup() if _is_alone() else RankGroup(own_group())
     return group.workers
 
 
-def _where(collections: Sequence[Collection]) -> torch.device:
+def _where(collections: Sequence[EmbeddingModule]) -> torch.device:
     """Where the rows of all collections are."""
     found = {one.store.device for one in collections}
     if len(found) > 1:
@@ -188,7 +244,7 @@ def own_group(device: torch.device = checks.CPU) -> dist.ProcessGroup:
 
 
 def _over(
-    one: Collection,
+    one: EmbeddingModule,
     routers: dict[str, Router],
     reads: Exchange,
     updates: Exchange,
@@ -204,7 +260,10 @@ def _over(
 
 
 def _check(
-    model: nn.Module, collections: Sequence[Collection], ranks: Ranks, settings: dict[str, str]
+    model: nn.Module,
+    collections: Sequence[EmbeddingModule],
+    ranks: RankGroup,
+    settings: dict[str, str],
 ) -> None:
     """The model is new, and the same on every rank, as are the settings."""
 
@@ -217,7 +276,7 @@ def _check(
                     f"distribute of a model with rows: table {name!r} has {table.size()}. "
                     f"Distribute it first, then hr.load: every rank takes the rows it owns."
                 )
-        return settings | about(model, collections)
+        return settings | describe_model(model, collections)
 
     told = ranks.together("distribute", describe)
     for rank, words in enumerate(told):

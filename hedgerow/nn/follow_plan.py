@@ -1,32 +1,38 @@
-"""A plan is followed: all ranks have the same one, it is of these tables, and it can be built."""
+"""Checks that all ranks have the same plan, and moves tables to where the plan says."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from ..core import checks
 from ..core.errors import DtypeError, NotSupportedError
 from ..core.units import format_bytes, format_count
+from ..launch.process_group import get_device
 from ..launch.rank_info import rank_info
-from ..planner.as_json import sha256
-from ..planner.placed import Placed
-from ..planner.plan import Plan
-from ..planner.plan_check import PlanMismatchError
+from ..planner.compare import PlanMismatchError
+from ..planner.json_values import sha256
+from ..planner.plan import Placed, Plan
 from ..planner.plan_file import plan_of
+from ..planner.problem.options import Mode
 from ..planner.problem.table_spec import TableSpec
 from ..planner.problem.topology import Topology
-from ..sharding.agreement import Ranks
+from ..sharding.agreement import RankGroup
+from .embedding_modules import EmbeddingModule, collections_of
 from .plan import plan as make_plan
-from .table_specs import spec_of, tables_with_sizes
+from .plan import spec_of, tables_with_sizes
+from .tier_stores import IN_TIERS, compare_with_plan, tiers_as_planned
 
 PlanLike = Plan | str | Path
 
 
 def follow_plan(
-    model: nn.Module, given: PlanLike, ranks: Ranks, *, accept_drift: bool = False
+    model: nn.Module, given: PlanLike, ranks: RankGroup, *, accept_drift: bool = False
 ) -> Plan:
     """The plan that all ranks follow, after every rank has checked it. A collective.
 
@@ -47,7 +53,7 @@ def follow_plan(
     return plan
 
 
-def plan_lines(plan: Plan, ranks: Ranks) -> list[str]:
+def plan_lines(plan: Plan, ranks: RankGroup) -> list[str]:
     """What this rank holds of every table: mode, factor and bytes.
 
     >>> from ..planner.make_plan import plan
@@ -66,7 +72,7 @@ def plan_lines(plan: Plan, ranks: Ranks) -> list[str]:
     ]
 
 
-def _made(model: nn.Module, ranks: Ranks) -> Plan:
+def _made(model: nn.Module, ranks: RankGroup) -> Plan:
     """Of the first rank, sent to the others; for host memory alone."""
 
     def make() -> dict[str, Any]:
@@ -78,7 +84,7 @@ def _made(model: nn.Module, ranks: Ranks) -> Plan:
     return plan_of(ranks.together("planning", make)[0])
 
 
-def _read(given: PlanLike, ranks: Ranks) -> Plan:
+def _read(given: PlanLike, ranks: RankGroup) -> Plan:
     """As given, or from the file that every rank has."""
     if isinstance(given, Plan):
         return given
@@ -111,7 +117,7 @@ def _agree(told: list[dict[str, str]]) -> None:
             )
 
 
-def _check_world(plan: Plan, ranks: Ranks) -> None:
+def _check_world(plan: Plan, ranks: RankGroup) -> None:
     if plan.topology.world != ranks.count:
         raise PlanMismatchError(
             f"the plan is for {plan.topology.world} ranks, the job has {ranks.count}; plan again "
@@ -136,3 +142,50 @@ def _tables(model: nn.Module, plan: Plan) -> list[TableSpec]:
         known = planned[table.name].rows if table.name in planned else 1
         found.append(spec_of(table, table.rows or known))
     return found
+
+
+def place_as_planned(model: nn.Module, plan: Plan) -> None:
+    """HBM_ONLY tables go to this process's device, HOST_ONLY ones stay, others lie in two tiers.
+
+    The weights follow the tables. A plan of tables in host memory alone changes nothing. Where
+    torch sees no GPU, the fast tier of a table is in host memory, too: to try a plan out.
+    """
+    placed = {table.name: table for table in plan.tables}
+    modes = {table.mode for table in plan.tables}
+    if modes <= {Mode.HOST_ONLY}:
+        return
+    device = checks.CPU
+    if Mode.HBM_ONLY in modes or torch.cuda.is_available():
+        device = job_device()
+    else:
+        logging.getLogger("hedgerow").warning(
+            "the plan has tables in two tiers, and torch sees no GPU here: their fast tiers are in "
+            "host memory. Nothing is faster for it."
+        )
+    for one in collections_of(model):
+        _place(one, placed, device)
+    if device != checks.CPU:
+        model.to(device)
+
+
+def _place(one: EmbeddingModule, placed: Mapping[str, Placed], device: torch.device) -> None:
+    own = [placed[name] for name in one.store.names]
+    if any(table.mode in IN_TIERS for table in own):
+        one.set_store(tiers_as_planned(one, own, device))
+    elif device != checks.CPU:
+        room = {t.name: t.rows_per_rank for t in own if t.mode is Mode.HBM_ONLY}
+        on_host = [t.name for t in own if t.mode is not Mode.HBM_ONLY]
+        one.place(device, capacity_rows=room, on_host=on_host)
+        for table in own:
+            compare_with_plan(table, one.table(table.name))
+
+
+def job_device() -> torch.device:
+    """The GPU of this process."""
+    device = get_device(rank_info())
+    if device.type != "cuda":
+        raise NotSupportedError(
+            "tables in HBM were asked for, and torch sees no GPU here: plan without cards "
+            "(--hbm 0), or start the job where there is one."
+        )
+    return device

@@ -1,4 +1,4 @@
-"""Rows of the next batches, looked up while the model works on this one."""
+"""Looks up the rows of the next batches while the model works on this one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..core import checks
 from ..core.errors import InputError, StateError
 from ..core.id_batch import IdBatch
 from ..sharding.pipeline import Item, Prefetch
-from ..tables.bags import Feature, FeatureKeys
+from ..tables.module_store import FeatureKeys, TableFeature
 from ..tables.store import Lookup
-from .collection import Collection, collections_of
+from .embedding_modules import EmbeddingModule, collections_of
 
 B = TypeVar("B")
 
 
-def prefetch(model: nn.Module, batches: Iterable[B], *, depth: int = 1) -> Ahead[B]:
+def prefetch(model: nn.Module, batches: Iterable[B], *, depth: int = 1) -> PrefetchedBatches[B]:
     """The batches, one after the other, each with its rows on the way up to `depth` before.
 
     Another thread takes the next batches and looks up what the model asked for of the batch before
@@ -47,7 +47,7 @@ def prefetch(model: nn.Module, batches: Iterable[B], *, depth: int = 1) -> Ahead
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"prefetch for a {type(model).__name__}; pass an nn.Module.")
-    return Ahead(collections_of(model), batches, checks.count("depth", depth))
+    return PrefetchedBatches(collections_of(model), batches, checks.count("depth", depth))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class _Call:
 
     collection: int
     place: int
-    features: tuple[Feature, ...]
+    features: tuple[TableFeature, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Ready(Generic[B]):
+class _PrefetchedBatch(Generic[B]):
     """A batch, its ids, what was looked up of them, and what caches are to be told of."""
 
     batch: B
@@ -70,27 +70,29 @@ class _Ready(Generic[B]):
     told: set[_Call] = field(default_factory=set)  # of those
 
 
-class Ahead(Generic[B]):
+class PrefetchedBatches(Generic[B]):
     """Batches whose rows come before they are asked for. Single-owner; iterate once, or `close`.
 
     While it is open, all reads of the model go through its thread: those of one group of ranks may
     never pass each other.
     """
 
-    def __init__(self, collections: list[Collection], batches: Iterable[B], depth: int) -> None:
+    def __init__(
+        self, collections: list[EmbeddingModule], batches: Iterable[B], depth: int
+    ) -> None:
         for one in collections:
             if one.ahead is not None:
                 raise StateError("the model reads ahead for other batches; close that first.")
         self._collections = collections
         self._calls: list[_Call] = []  # of the batch that was taken last
-        self._here: _Ready[B] | None = None
+        self._here: _PrefetchedBatch[B] | None = None
         source = (Item(batch, self._step()) for batch in batches)
         self._queue = Prefetch(source, partial(self._look_up, (), ()), depth)
         self.counters = self._queue.counters
         for one in collections:
             one.ahead = self
 
-    def __enter__(self) -> Ahead[B]:
+    def __enter__(self) -> PrefetchedBatches[B]:
         return self
 
     def __exit__(
@@ -115,7 +117,7 @@ class Ahead(Generic[B]):
         for one in self._collections:
             one.ahead = None
 
-    def found(self, collection: Collection, batch: IdBatch, keys: FeatureKeys) -> Lookup:
+    def found(self, collection: EmbeddingModule, batch: IdBatch, keys: FeatureKeys) -> Lookup:
         """The rows of a call, read ahead or now."""
         number, here = self._collections.index(collection), self._here
         place = _place(batch, here.ids) if here is not None and collection.training else None
@@ -141,7 +143,7 @@ class Ahead(Generic[B]):
 
         return self._queue.in_turn(look_up)
 
-    def _take(self) -> _Ready[B] | None:
+    def _take(self) -> _PrefetchedBatch[B] | None:
         # What is started now is told now what to look up: ranks that asked their own thread later
         # could find different calls, and wait for each other for ever.
         steps = tuple(one.updates.step for one in self._collections)
@@ -165,7 +167,7 @@ class Ahead(Generic[B]):
 
     def _look_up(
         self, calls: tuple[_Call, ...], steps: tuple[int, ...], item: Item[B]
-    ) -> _Ready[B]:
+    ) -> _PrefetchedBatch[B]:
         """In the other thread."""
         ids = id_batches(item.value)
         found: dict[_Call, Lookup] = {}
@@ -177,7 +179,7 @@ class Ahead(Generic[B]):
                 asked[call] = keys
             else:
                 found[call] = one.look_up(keys, training=True, step=step)
-        return _Ready(item.value, ids, found, asked)
+        return _PrefetchedBatch(item.value, ids, found, asked)
 
     def _step(self) -> int:
         return max((one.updates.step for one in self._collections), default=0)

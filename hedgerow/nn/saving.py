@@ -1,9 +1,9 @@
-"""A model on disk: rows in the tables' format, the dense rest as safetensors and JSON."""
+"""Saves and loads a model: on one process, over ranks, and on servers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,20 +12,142 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import CheckpointError, HedgerowError
-from ..core.local_path import local_path
-from ..sharding.agreement import Ranks
-from ..tables.checkpoint.load_job import Loaded, LoadJob
-from ..tables.checkpoint.manifest import DENSE, Manifest
+from ..core.files import local_path
+from ..ps.saving import load_servers, save_servers
+from ..sharding.agreement import RankGroup
+from ..tables.checkpoint.chain import Chain
+from ..tables.checkpoint.load import LoadJob, LoadResult
+from ..tables.checkpoint.manifest import DENSE, CheckpointManifest
 from ..tables.checkpoint.manifest_reader import read_manifest
 from ..tables.checkpoint.save import checked_header, save_model
-from .collection import collections_of, dense_only, dense_state, ranks_of, servers_of
-from .dense_files import check_shapes, dense_part
-from .routers import routers_of
-from .saved_state import MODEL, OBJECT, Saved, Wanted
-from .server_saving import load_on_servers, save_on_servers
-from .shared_saving import Rest, save_over_ranks
-from .summary import tables_of
-from .trees import put_together, take_apart
+from ..tables.checkpoint.shared_save import SharedSave
+from ..tables.checkpoint.writer import Dense, WrittenFiles
+from .embedding_modules import (
+    ServerGroup,
+    collections_of,
+    dense_only,
+    dense_state,
+    ranks_of,
+    servers_of,
+)
+from .model_tables import routers_of, tables_of
+from .saved_state import (
+    MODEL,
+    OBJECT,
+    CheckpointedModel,
+    RequestedState,
+    check_shapes,
+    dense_part,
+    put_together,
+    take_apart,
+)
+
+_DOING = "the save"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """All of a model but its rows: what the manifest says of it, and its tensors."""
+
+    metadata: dict[str, Any]
+    dense: Dense
+
+
+def save_over_ranks(
+    model: nn.Module,
+    folder: Path,
+    ranks: RankGroup,
+    rest: Callable[[], ModelState],
+    *,
+    step: int,
+    overwrite: bool,
+) -> CheckpointManifest:
+    """Complete on all ranks, or an error on all; `rest` is asked for on rank 0, which writes it."""
+    job = SharedSave(
+        tables_of(model).values(),
+        folder,
+        router=routers_of(model, ranks.count),
+        shard=ranks.rank,
+        overwrite=overwrite,
+    )
+    about: dict[str, Any] = {}
+    first = ranks.rank == 0
+
+    def write(mark: str, newest_s: Mapping[str, int]) -> WrittenFiles:
+        if not first:
+            return job.write(mark, newest_s)
+        found = rest()
+        about.update(found.metadata)
+        return job.write(mark, newest_s, dense=found.dense)
+
+    def finish(mark: str, written: list[WrittenFiles]) -> CheckpointManifest | None:
+        header = checked_header(step, about, None)
+        return job.finish(mark, written, header) if first else None
+
+    try:
+        told = ranks.together(_DOING, lambda: (job.open() if first else "", job.newest_s()))
+        mark = told[0][0]
+        newest_s = {name: max(times[name] for _, times in told) for name in told[0][1]}
+        try:
+            written = ranks.together(_DOING, lambda: write(mark, newest_s))
+            manifest = ranks.together(_DOING, lambda: finish(mark, written))[0]
+        except BaseException:
+            job.abandon(mark)
+            raise
+    finally:
+        job.close()
+    if manifest is None:
+        raise AssertionError("rank 0 gives a manifest")
+    return manifest
+
+
+def save_on_servers(
+    model: nn.Module,
+    folder: Path,
+    servers: ServerGroup,
+    rest: Callable[[], ModelState],
+    *,
+    step: int,
+    overwrite: bool,
+) -> CheckpointManifest:
+    """Saves the rows of all servers and the rest of the model; returns the manifest of this save.
+
+    The checkpoint is complete or not there.
+    """
+    found = rest()
+    return save_servers(
+        servers.shards,
+        folder,
+        router=routers_of(model, servers.count),
+        step=step,
+        metadata=found.metadata,
+        overwrite=overwrite,
+        dense=found.dense,
+    )
+
+
+def load_on_servers(
+    model: nn.Module, folder: Path, servers: ServerGroup, *, reroute: bool
+) -> LoadResult:
+    """Every server takes the rows it owns, however many saved them, or whatever ranks did."""
+    load_servers(servers.shards, folder, router=routers_of(model, servers.count), reroute=reroute)
+    live = {table.name: table.also for table in servers.config.configs}
+    chain = Chain.read(folder).as_live(live)
+    sizes = dict(zip(servers.config.names, _sizes(servers), strict=True))
+    return LoadResult(
+        rows={name: rows for name, rows in sizes.items() if name in chain.tables},
+        added=tuple(name for name in live if name not in chain.tables),
+        removed=tuple(name for name in chain.tables if name not in live),
+        reset=(),
+        step=chain.last.step,
+        metadata=chain.last.metadata,
+        blobs={},
+    )
+
+
+def _sizes(servers: ServerGroup) -> list[int]:
+    asked = [shard.start_sizes() for shard in servers.shards]
+    return [sum(of_table) for of_table in zip(*(one.wait() for one in asked), strict=True)]
 
 
 class Stateful(Protocol):
@@ -49,7 +171,7 @@ def save(
     step: int = 0,
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-) -> Manifest:
+) -> CheckpointManifest:
     """Saves rows, dense weights and the optimizer's state into a folder, whole or not at all.
 
     `extras` are other objects with a state, by name. `metadata` is anything that JSON holds, given
@@ -68,8 +190,8 @@ def save(
     """
     folder, ranks, servers = local_path(path), ranks_of(model), servers_of(model)
 
-    def rest() -> Rest:
-        return _rest(model, _every(optimizer, extras), metadata)
+    def rest() -> ModelState:
+        return _model_state(model, _stateful_parts(optimizer, extras), metadata)
 
     if servers is not None:
         return save_on_servers(model, folder, servers, rest, step=step, overwrite=overwrite)
@@ -89,7 +211,7 @@ def load(
     extras: Mapping[str, Stateful] | None = None,
     reroute: bool = False,
     trusted: bool = False,
-) -> Loaded:
+) -> LoadResult:
     """Loads what `save` wrote; nothing of the model changes before every byte was proved.
 
     What was saved and is not asked for stays where it is: a model alone can be loaded from the
@@ -101,8 +223,8 @@ def load(
     runs code when it is read: they are refused, unless `trusted` says that you know who wrote them.
     """
     ranks, servers = ranks_of(model), servers_of(model)
-    every = _every(optimizer, extras)
-    job = _Load(model, local_path(path), every, ranks, reroute=reroute, trusted=trusted)
+    every = _stateful_parts(optimizer, extras)
+    job = _ModelLoad(model, local_path(path), every, ranks, reroute=reroute, trusted=trusted)
     if servers is not None:
         job.read_rest()
         loaded = load_on_servers(model, local_path(path), servers, reroute=reroute)
@@ -115,9 +237,9 @@ def load(
     return job.finish()
 
 
-def _rest(
+def _model_state(
     model: nn.Module, every: Mapping[str, Stateful], metadata: Mapping[str, Any] | None
-) -> Rest:
+) -> ModelState:
     """All of a model but the rows; tensors go into the dense part, the others into the manifest."""
     tensors: dict[str, Tensor] = {}
     objects: dict[str, Any] = {}
@@ -133,7 +255,7 @@ def _rest(
         "updates": [one.updates.step for one in collections_of(model)],
         "extras": states,
     }
-    return Rest(about | ({"objects": objects} if objects else {}), dense_part(tensors))
+    return ModelState(about | ({"objects": objects} if objects else {}), dense_part(tensors))
 
 
 def _taken_apart(name: str, state: object, tensors: dict[str, Tensor]) -> Any:
@@ -142,7 +264,7 @@ def _taken_apart(name: str, state: object, tensors: dict[str, Tensor]) -> Any:
     return plain
 
 
-class _Load:
+class _ModelLoad:
     """One rank's part of a load; nothing of the model changes before `others_take`."""
 
     def __init__(
@@ -150,7 +272,7 @@ class _Load:
         model: nn.Module,
         folder: Path,
         wanted: Mapping[str, Stateful],
-        ranks: Ranks,
+        ranks: RankGroup,
         *,
         reroute: bool,
         trusted: bool,
@@ -180,8 +302,8 @@ class _Load:
 
     def _check_about(self) -> None:
         modules = len(collections_of(self._model))
-        wanted = Wanted(tuple(self._wanted), modules, trusted=self._trusted)
-        self._saved = Saved.of(self._folder, read_manifest(self._folder), wanted)
+        wanted = RequestedState(tuple(self._wanted), modules, trusted=self._trusted)
+        self._saved = CheckpointedModel.of(self._folder, read_manifest(self._folder), wanted)
 
     def _read_state(self) -> None:
         """The tensors of the model and of what was asked for."""
@@ -217,7 +339,7 @@ class _Load:
                 f"{self._folder}: the state of {name} does not fit the one that is here: {error!r}"
             ) from error
 
-    def finish(self) -> Loaded:
+    def finish(self) -> LoadResult:
         """Rows and weights."""
         loaded = self.rows.finish()
         self.weights_take()
@@ -231,7 +353,7 @@ class _Load:
             one.updates.step = step
 
 
-def _every(
+def _stateful_parts(
     optimizer: torch.optim.Optimizer | None, extras: Mapping[str, Stateful] | None
 ) -> dict[str, Stateful]:
     found: dict[str, Stateful] = {f"extra.{name}": value for name, value in (extras or {}).items()}

@@ -173,7 +173,7 @@ def fused_gather_by_kernel(
     fused: Tensor, offsets: Sequence[Tensor], dims: Sequence[int], validate: bool
 ) -> list[Tensor]:
     """`fused_gather_embeddings_by_input` on a device: one launch a table."""
-    from ..kernels.windows import copy_windows
+    from ..kernels.segments import copy_windows
 
     tables = _offsets(offsets, dims)
     values = _values(fused, tables)
@@ -296,7 +296,7 @@ def fused_gather_gradient_by_kernel(
     validate: bool,
 ) -> Tensor:
     """The gradient of the flat tensor on a device: one launch a table, sums in no fixed order."""
-    from ..kernels.windows import add_windows
+    from ..kernels.segments import add_windows
 
     rows, tables = _grads(grads, offsets, dims, scale)
     _check_plain(tables, dims, size, validate)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import InputError
 from ..core.shapes import Float, Int64
-from . import arguments, given
+from . import arguments
 from .library import register, unknown_size
 
 
@@ -88,8 +88,8 @@ def fused_reduce_sum_and_split(
     if isinstance(id_length, Tensor):
         rows = _rows_in(id_length)
     else:
-        rows = given.whole("id_length", id_length)
-    widths = given.wholes("split_dims", split_dims)
+        rows = arguments.whole("id_length", id_length)
+    widths = arguments.wholes("split_dims", split_dims)
     return _SUM_AND_SPLIT(id_indices, id_values, rows, widths, validate)
 
 
@@ -136,7 +136,7 @@ def _ready(
     _placed(id_indices, id_values)
     if not isinstance(id_length, Tensor):
         id_length = torch.tensor([checks.count("id_length", id_length)])
-    given.reachable("id_values", id_values, "id_length", id_length)
+    arguments.reachable("id_values", id_values, "id_length", id_length)
     return id_indices, id_values, id_length
 
 

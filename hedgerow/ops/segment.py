@@ -14,7 +14,7 @@ from ..core import checks
 from ..core.errors import DtypeError, InputError
 from ..core.ids import Ragged
 from ..core.shapes import Float, Int64
-from . import arguments, given
+from . import arguments
 from .library import register
 from .reduce import check_widths, cut_columns, or_zeros, sum_at, wide
 
@@ -39,8 +39,8 @@ def fused_sorted_segment_sum(
     _equally_many("indices", at, values=vectors, shapes=sizes)
     if not sizes:
         return []
-    given.beside("indices[0]", at[0], "indices", at)
-    given.beside("indices[0]", at[0], "values", vectors)
+    arguments.beside("indices[0]", at[0], "indices", at)
+    arguments.beside("indices[0]", at[0], "values", vectors)
     flat = [size for shape in sizes for size in shape]
     ranks = [len(shape) for shape in sizes]
     return _SEGMENT_SUM(at, vectors, flat, ranks, validate)
@@ -67,14 +67,14 @@ def fused_reduce_and_split(
     _equally_many("splits", borders, embeddings=vectors, slice_dims=dims)
     if not borders:
         return []
-    given.beside("splits[0]", borders[0], "splits", borders)
-    given.beside("splits[0]", borders[0], "embeddings", vectors)
+    arguments.beside("splits[0]", borders[0], "splits", borders)
+    arguments.beside("splits[0]", borders[0], "embeddings", vectors)
     flat = [width for widths in dims for width in widths]
     counts = [len(widths) for widths in dims]
     return _REDUCE_AND_SPLIT(borders, vectors, flat, counts, validate)
 
 
-fused_reduce_and_split_gpu = fused_reduce_and_split  # its name in the original
+fused_reduce_and_split_gpu = fused_reduce_and_split  # its name in Monolith
 
 
 def normalize_merged_split(
@@ -133,7 +133,10 @@ def ragged_rows(
 
 
 def _lists(name: str, values: Sequence[Sequence[int] | Tensor]) -> list[list[int]]:
-    return [given.wholes(f"{name}[{i}]", one) for i, one in enumerate(given.listed(name, values))]
+    return [
+        arguments.wholes(f"{name}[{i}]", one)
+        for i, one in enumerate(arguments.listed(name, values))
+    ]
 
 
 def _equally_many(first: str, one: Sequence[Any], **others: Sequence[Any]) -> None:

@@ -5,11 +5,11 @@ The door `hr.planner`. Reading a plan needs no scipy; planning uses it where it 
 
 from __future__ import annotations
 
-from .keep_plan import keep_plan as keep_plan
+from .compare import PlanMismatchError as PlanMismatchError
+from .compare import keep_plan as keep_plan
 from .plan import Plan as Plan
-from .plan_check import PlanMismatchError as PlanMismatchError
 from .problem.key_stats import KeyStats as KeyStats
-from .problem.solution import PlanError as PlanError
+from .problem.options import PlanError as PlanError
 from .problem.table_spec import Feature as Feature
 from .problem.table_spec import TableSpec as TableSpec
 from .problem.topology import Links as Links

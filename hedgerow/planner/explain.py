@@ -1,22 +1,111 @@
-"""Why a table lives where it does: all of its options, and the reason each of them lost."""
+"""Why a table lives where it does, and what other conditions would change."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ..core.errors import StateError
+from ..core.errors import ConfigError, StateError
 from ..core.units import format_bytes, format_count
-from .plan import Plan
-from .plan_inputs import Choice
-from .report_rows import choices_of, cost_of, price_of
-from .text_table import aligned
+from .plan import Placed, Plan, PlanInputs, WeighedOption
+from .problem.options import PlanError
+from .problem.topology import GIB, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class NextBest:
+    """The option that costs least beside the chosen one at today's prices, and what it changes."""
+
+    label: str
+    ms: float
+    hbm: int
+    ddr: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRow:
+    """One table of a report. Rows and dim are None where the plan's file has decisions alone."""
+
+    table: Placed
+    rows: int | None
+    dim: int | None
+    share: float  # of the step
+    next_best: NextBest | None
+
+
+def report_rows(plan: Plan) -> list[ReportRow]:
+    """All tables, the slowest first."""
+    ordered = sorted(plan.tables, key=lambda table: (-table.forecast.ms, table.name))
+    whole = sum(table.forecast.ms for table in plan.tables)
+    return [_row(plan, table, whole) for table in ordered]
+
+
+def _row(plan: Plan, table: Placed, whole: float) -> ReportRow:
+    spec = plan.inputs.by_name[table.name] if plan.inputs else None
+    share = table.forecast.ms / whole if whole > 0 else 0.0
+    rows, dim = (spec.rows, spec.dim) if spec else (None, None)
+    return ReportRow(table, rows, dim, share, next_best(plan, table))
+
+
+def price_of(plan: Plan, hbm: int, ddr: int) -> float:
+    """What bytes of a rank are worth at today's prices, in milliseconds."""
+    per_machine = min(plan.topology.world, plan.topology.ranks_per_machine)
+    solver = plan.solver
+    worth = hbm * solver.hbm_ms_per_gib + ddr * per_machine * solver.ddr_ms_per_gib_machine
+    return worth / GIB
+
+
+def cost_of(plan: Plan, choice: WeighedOption) -> float:
+    """Time of an option, and the price of the memory it takes."""
+    return choice.ms + price_of(plan, choice.hbm, choice.ddr)
+
+
+def choices_of(plan: Plan, name: str) -> tuple[WeighedOption, ...]:
+    """All options of a table; none where the file has decisions alone."""
+    return plan.inputs.choices[name] if plan.inputs else ()
+
+
+def next_best(plan: Plan, table: Placed) -> NextBest | None:
+    """Of the options that were not taken."""
+    others = [
+        choice
+        for choice in choices_of(plan, table.name)
+        if choice.label != table.variant.label and not choice.refused
+    ]
+    if not others:
+        return None
+    # The prices make some options cost the same but for the rounding of their sums, which must not
+    # choose: below a picosecond it is a tie, and the one with less memory on the device is named.
+    best = min(others, key=lambda choice: (round(cost_of(plan, choice), 9), choice.hbm, choice.ddr))
+    return NextBest(
+        best.label,
+        best.ms - table.forecast.ms,
+        best.hbm - table.hbm_bytes,
+        best.ddr - table.ddr_bytes,
+    )
+
+
+def aligned(lines: Sequence[Sequence[str]], *, left: Collection[str] = ()) -> list[str]:
+    """Cells one under the other; the first line is the head, whose words in `left` stand left.
+
+    >>> aligned([("table", "rows"), ("item", "7")], left=("table",))
+    ['table  rows', 'item      7']
+    """
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for name, cell, width in zip(lines[0], line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
     """An option, what it costs with the price of its memory, and why it was not taken."""
 
-    choice: Choice
+    choice: WeighedOption
     cost_ms: float
     why: str
 
@@ -38,7 +127,9 @@ def reasons(plan: Plan, name: str) -> list[Reason]:
     return [Reason(c, cost_of(plan, c), _why(plan, c, taken, choices)) for c in choices]
 
 
-def _why(plan: Plan, choice: Choice, taken: Choice, choices: tuple[Choice, ...]) -> str:
+def _why(
+    plan: Plan, choice: WeighedOption, taken: WeighedOption, choices: tuple[WeighedOption, ...]
+) -> str:
     if choice is taken:
         return "chosen"
     if choice.refused:
@@ -54,7 +145,7 @@ def _why(plan: Plan, choice: Choice, taken: Choice, choices: tuple[Choice, ...])
     return _trade(plan, choice, taken)
 
 
-def _beats(one: Choice, other: Choice) -> bool:
+def _beats(one: WeighedOption, other: WeighedOption) -> bool:
     better = (one.ms, one.hbm, one.ddr)
     worse = (other.ms, other.hbm, other.ddr)
     return (
@@ -64,7 +155,7 @@ def _beats(one: Choice, other: Choice) -> bool:
     )
 
 
-def _trade(plan: Plan, choice: Choice, taken: Choice) -> str:
+def _trade(plan: Plan, choice: WeighedOption, taken: WeighedOption) -> str:
     """What it wins against what it pays at today's prices."""
     slower = choice.ms - taken.ms
     more = cost_of(plan, choice) - cost_of(plan, taken)
@@ -82,7 +173,7 @@ def _trade(plan: Plan, choice: Choice, taken: Choice) -> str:
     return f"takes {slower:.3g} ms more, and memory that it saves is worth nothing today"
 
 
-def _memory(plan: Plan, choice: Choice, taken: Choice) -> tuple[str, str]:
+def _memory(plan: Plan, choice: WeighedOption, taken: WeighedOption) -> tuple[str, str]:
     """The memory in which two options differ most in worth, and its price."""
     hbm, ddr = choice.hbm - taken.hbm, choice.ddr - taken.ddr
     if abs(price_of(plan, hbm, 0)) >= abs(price_of(plan, 0, ddr)):
@@ -126,4 +217,92 @@ def explain_text(plan: Plan, name: str) -> str:
             "",
             "cost: time and the price of the memory it takes, against the chosen option.",
         ]
+    )
+
+
+CURVE = (0.5, 0.7, 0.85, 1.0, 1.15, 1.5, 2.0, 3.0)
+"""Sizes of a device beside the present one that a report shows."""
+
+
+def what_if(
+    plan: Plan,
+    *,
+    hbm: int | None = None,
+    ddr: int | None = None,
+    world: int | None = None,
+    batch: int | None = None,
+    pin: Mapping[str, str] | None = None,
+) -> Plan:
+    """See `Plan.what_if`. Memory and pins need the stored options alone."""
+    from .json_values import calibration_of
+    from .make_plan import finish, plan_from
+
+    inputs = _inputs(plan)
+    topology = _changed(plan.topology, hbm, ddr, world)
+    if world is None and batch is None:
+        return finish(inputs, topology, plan.budget.reserve, plan.calibration, pin=pin)
+    if inputs.lacks_samples:
+        raise StateError(
+            f"what_if of another world or batch needs the samples of "
+            f"{', '.join(inputs.lacks_samples)}, which a plan's file does not keep; plan again "
+            f"from the tables."
+        )
+    settings = inputs.settings if batch is None else replace(inputs.settings, batch=batch)
+    reserve = plan.budget.reserve
+    known = calibration_of(plan.calibration)
+    return plan_from(inputs.specs, topology, known, reserve, settings, pin=pin)
+
+
+Curve = list[tuple[int, Plan | None]]
+"""Sizes of a memory, smallest first, each with its plan; None where nothing fits."""
+
+
+def hbm_curve(plan: Plan, sizes: Sequence[int] = ()) -> Curve:
+    """Plans for other cards."""
+    card = min(plan.topology.hbm_by_device)
+    return _curve(plan, "hbm", card, sizes or [int(card * share) for share in CURVE])
+
+
+def host_curve(plan: Plan, sizes: Sequence[int] = ()) -> Curve:
+    """Plans for other machines."""
+    pool = min(machine.ddr for machine in plan.topology.machines)
+    return _curve(plan, "ddr", pool, sizes or [int(pool * share) for share in CURVE])
+
+
+def _curve(plan: Plan, name: str, present: int, sizes: Sequence[int]) -> Curve:
+    found: Curve = []
+    for size in sorted(set(sizes)):
+        try:
+            other = plan
+            if size != present:
+                other = what_if(plan, hbm=size) if name == "hbm" else what_if(plan, ddr=size)
+            found.append((size, other))
+        except (PlanError, ConfigError):  # too small for the tables, or for the reserve
+            found.append((size, None))
+    return found
+
+
+def _inputs(plan: Plan) -> PlanInputs:
+    if plan.inputs is None:
+        raise StateError(
+            "this plan's file holds decisions alone, without the options that were weighed; plan "
+            "again to ask what if."
+        )
+    return plan.inputs
+
+
+def _changed(topology: Topology, hbm: int | None, ddr: int | None, world: int | None) -> Topology:
+    sizes = {"hbm_per_device": topology.hbm_per_device, "ddr_per_machine": topology.ddr_per_machine}
+    if hbm is not None:
+        sizes["hbm_per_device"] = hbm
+    if ddr is not None:
+        sizes["ddr_per_machine"] = ddr
+    if world is not None:  # lists are of the old ranks
+        sizes = {n: s if isinstance(s, int) else min(s) for n, s in sizes.items()}
+    local = topology.ranks_per_machine
+    return replace(
+        topology,
+        world=world or topology.world,
+        local_world=min(local, world) if world else local,
+        **sizes,
     )

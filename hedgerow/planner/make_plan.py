@@ -1,30 +1,189 @@
-"""Makes a plan: weighs every option of every table, chooses exactly, and keeps the proof."""
+"""Makes a plan: weighs every option of every table, and chooses exactly or says what is missing."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core import checks
 from ..core.errors import ConfigError
-from .doubts import doubts_of
-from .fingerprint import fingerprint
-from .placed import Forecast, Placed
-from .plan import Plan, Solved, Usable
-from .plan_inputs import PlanInputs, PlanSettings, check_pins, fits_pin
-from .plan_values import calibration_dict, stats_digest
-from .problem.solution import PlanError, Solution
+from ..core.units import format_count
+from .json_values import calibration_dict, stats_digest
+from .plan import (
+    Forecast,
+    Placed,
+    Plan,
+    PlanInputs,
+    PlanSettings,
+    Solved,
+    Usable,
+    WeighedOption,
+    check_pins,
+    fits_pin,
+)
+from .plan_file import fingerprint
+from .problem.options import (
+    FACTORS,
+    Mode,
+    Option,
+    PlanError,
+    Solution,
+    TableOptions,
+    Variant,
+    variants,
+)
 from .problem.table_spec import TableSpec
 from .problem.topology import GIB, Reserve, Topology
-from .problem.variant import FACTORS, Mode, Variant
 from .sizes.layout import LAYOUTS
-from .sizes.step_load import StepLoad
-from .sizes.storage import storage_of
+from .sizes.storage import StepLoad, Storage, storage_of
+from .solver.shortfall_text import explained
 from .solver.solve import solve
 from .times.calibration import Calibration
-from .unfit import told
-from .weigh import alike_tables, weigh
+from .times.routing_advice import routing_advice
+from .times.time_model import Expected, expected, thrashes
+
+
+def weigh(
+    spec: TableSpec,
+    topology: Topology,
+    calibration: Calibration,
+    settings: PlanSettings,
+    alike: int = 1,
+) -> tuple[WeighedOption, ...]:
+    """The options of one of so many alike tables; a cache that would thrash is refused, with the
+    reason."""
+    ways = variants(
+        settings.factors, device=topology.device, fixed=spec.load_factor, modes=spec.modes
+    )
+    load, layout = StepLoad(batch=settings.batch), LAYOUTS[settings.layout]
+    found = []
+    for variant in ways:
+        storage = storage_of(spec, variant, topology, layout, load)
+        cost = expected(spec, variant, topology, calibration, settings.batch, alike=alike)
+        refused = ""
+        if not settings.thrashing:
+            refused = _refusal(spec, variant, topology, settings.batch, cost)
+        found.append(_choice(variant, storage, cost, refused))
+    return tuple(found)
+
+
+def alike_tables(specs: Sequence[TableSpec]) -> dict[str, int]:
+    """By name: how many tables step together with it, itself among them, if kept in one mode.
+
+    >>> pair = [TableSpec(name=name, rows=9, dim=8) for name in "ab"]
+    >>> alike_tables([*pair, TableSpec(name="c", rows=9, dim=16)])
+    {'a': 2, 'b': 2, 'c': 1}
+    """
+    kinds = Counter(_kind(spec) for spec in specs)
+    return {spec.name: kinds[_kind(spec)] for spec in specs}
+
+
+def _kind(spec: TableSpec) -> tuple[object, ...]:
+    """Rows that one launch can serve are alike; a table that admits ids is asked for itself."""
+    alone = spec.name if spec.counter_rows else None
+    return spec.group, spec.dim, spec.dtype, spec.optimizer, alone
+
+
+def _choice(variant: Variant, storage: Storage, cost: Expected, refused: str) -> WeighedOption:
+    """Times to the nanosecond: what the solver counts in."""
+    numbers = (storage.hbm, storage.ddr, round(cost.ms, 6), round(cost.hit_rate, 6))
+    return WeighedOption(variant.label, *numbers, refused)
+
+
+def _refusal(
+    spec: TableSpec, variant: Variant, topology: Topology, batch: int, cost: Expected
+) -> str:
+    """Why a cache is no use: one step touches more keys than it holds."""
+    if not thrashes(spec, variant, topology, batch):
+        return ""
+    room = format_count(int(spec.rows * variant.share) // topology.world)
+    needs = format_count(round(cost.distinct))
+    return f"a step touches {needs} keys of a rank and the cache holds {room}: it would thrash"
+
+
+EXPONENTS = (0.8, 1.3)
+"""Power laws beside the assumed one at which a plan's time is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubts:
+    """Time of the plan by exponent, where a table has no samples; warnings and advice."""
+
+    zipf_ms: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def doubts_of(
+    specs: Sequence[TableSpec],
+    tables: Sequence[Placed],
+    topology: Topology,
+    calibration: Calibration,
+    batch: int,
+) -> Doubts:
+    """Of the plan as it is: the choices stay, the keys change."""
+    pairs, alike = list(zip(specs, tables, strict=True)), alike_tables(specs)
+    uses = [
+        (spec.dim, expected(spec, table.variant, topology, calibration, batch).distinct)
+        for spec, table in pairs
+    ]
+    notes = (*calibration.warnings(uses=uses), *_advice(specs, topology))
+    if all(spec.stats is not None for spec in specs):
+        return Doubts({}, notes)
+    zipf_ms = {}
+    for exponent in EXPONENTS:
+        times = [
+            expected(
+                *(spec, table.variant, topology, calibration, batch),
+                exponent=exponent,
+                alike=alike[spec.name],
+            ).ms
+            for spec, table in pairs
+        ]
+        zipf_ms[str(exponent)] = round(sum(times), 6)
+    return Doubts(zipf_ms, notes)
+
+
+def _advice(specs: Sequence[TableSpec], topology: Topology) -> list[str]:
+    """Of tables whose sampled keys speak for another rule; it is told, never applied."""
+    if topology.world == 1:
+        return []
+    found = [routing_advice(spec, topology.world) for spec in specs]
+    return [a.text for a in found if a is not None and a.recommended != a.dist_type]
+
+
+def told(
+    error: PlanError,
+    specs: Sequence[TableSpec],
+    topology: Topology,
+    reserve: Reserve,
+    settings: PlanSettings,
+    pin: Mapping[str, str],
+) -> PlanError:
+    """The error in words."""
+
+    def sizes(tables: Sequence[TableSpec], usable: Topology) -> list[TableOptions]:
+        return [_sizes(spec, usable, settings, pin.get(spec.name)) for spec in tables]
+
+    return explained(error, specs, reserve.of(topology), sizes, reserve)
+
+
+def _sizes(
+    spec: TableSpec, topology: Topology, settings: PlanSettings, pin: str | None
+) -> TableOptions:
+    """Bytes of every way to keep a table; whether it fits is no question of time."""
+    load, layout = StepLoad(batch=settings.batch), LAYOUTS[settings.layout]
+    ways = variants(
+        settings.factors, device=topology.device, fixed=spec.load_factor, modes=spec.modes
+    )
+    options = []
+    for way in ways:
+        if pin is None or pin in (way.label, str(way.mode)):
+            storage = storage_of(spec, way, topology, layout, load)
+            options.append(Option(way.label, storage.hbm, storage.ddr, 0.0))
+    return TableOptions(spec.name, tuple(options))
+
 
 Progress = Callable[[str, int, int], None]
 """Told what is done, how many of it, and of how many."""

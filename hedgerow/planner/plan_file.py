@@ -1,24 +1,96 @@
-"""The file of a plan: JSON of version 1, written whole or not at all, read with suspicion."""
+"""The file of a plan: JSON that is checked when read, with a fingerprint of its inputs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..core import checks
 from ..core.errors import FileDamagedError, FileMissingError, HedgerowError, InputError
-from ..core.whole_file import write_whole
-from ..routing.dist_types import SUPPORTED_DIST_TYPES
-from .as_json import readable
-from .inputs_file import inputs_dict, inputs_of
-from .placed import SHARDINGS, Forecast, Placed
-from .plan import Plan, Solved, Usable
-from .plan_values import reserve_of, topology_dict, topology_of
-from .problem.variant import Mode, Variant
-from .unknown_fields import unknown_in, with_unknown
+from ..core.files import write_whole
+from ..routing.router import SUPPORTED_DIST_TYPES
+from .json_values import (
+    choice_list,
+    choice_of,
+    readable,
+    reserve_of,
+    sha256,
+    spec_dict,
+    spec_of,
+    topology_dict,
+    topology_of,
+    unknown_in,
+    with_unknown,
+)
+from .plan import SHARDINGS, Forecast, Placed, Plan, PlanInputs, PlanSettings, Solved, Usable
+from .problem.options import Mode, Variant
+from .problem.table_spec import TableSpec
+from .problem.topology import Topology
+from .sizes.layout import LAYOUTS
+
+
+def inputs_dict(inputs: PlanInputs) -> dict[str, Any]:
+    """Tables with their options, and all settings."""
+    lines = []
+    for spec in inputs.specs:
+        line = spec_dict(spec)
+        if spec.name in inputs.stats_digests:
+            line["stats_sha256"] = inputs.stats_digests[spec.name]
+        line["options"] = [choice_list(choice) for choice in inputs.choices[spec.name]]
+        lines.append(line)
+    settings = {**asdict(inputs.settings), "factors": list(inputs.settings.factors)}
+    return {
+        "settings": settings,
+        "tables": lines,
+        "zipf_ms": dict(inputs.zipf_ms),
+        "notes": list(inputs.notes),
+    }
+
+
+def inputs_of(values: Any) -> PlanInputs:
+    """Back, without samples."""
+    if not isinstance(values, dict) or not isinstance(values.get("tables"), list):
+        raise FileDamagedError("inputs must be an object with tables, or not there.")
+    lines = values["tables"]
+    for line in lines:
+        if not isinstance(line, dict) or not isinstance(line.get("options"), list):
+            raise FileDamagedError("inputs.tables must be objects with options.")
+    try:
+        specs = tuple(spec_of(line) for line in lines)
+        settings = _settings(values.get("settings"))
+        zipf_ms = {str(key): float(ms) for key, ms in dict(values.get("zipf_ms", {})).items()}
+        notes = tuple(str(note) for note in values.get("notes", ()))
+    except (TypeError, ValueError) as error:
+        raise FileDamagedError(f"inputs: {error}") from error
+    return PlanInputs(
+        specs=specs,
+        settings=settings,
+        choices={line["name"]: tuple(map(choice_of, line["options"])) for line in lines},
+        stats_digests={
+            line["name"]: str(line["stats_sha256"]) for line in lines if "stats_sha256" in line
+        },
+        zipf_ms=zipf_ms,
+        notes=notes,
+    )
+
+
+def _settings(values: Any) -> PlanSettings:
+    if not isinstance(values, Mapping):
+        raise FileDamagedError("inputs.settings must be an object.")
+    given = {f.name: values[f.name] for f in fields(PlanSettings) if f.name in values}
+    given["factors"] = tuple(given.get("factors", ()))
+    settings = PlanSettings(**given)
+    if not isinstance(settings.layout, str) or settings.layout not in LAYOUTS:
+        raise ValueError(f"settings.layout is {settings.layout!r}; known: {', '.join(LAYOUTS)}")
+    checks.whole("settings", "batch", settings.batch, least=1)
+    if not 0 < settings.time_limit < float("inf"):
+        raise ValueError(f"settings.time_limit is {settings.time_limit!r}; it must be above 0")
+    return settings
+
 
 FORMAT, VERSION = "placement-plan", 1
 _SOLVER = ("status", "lower_bound_ms", "total_ms", "gap", "seconds", "prices")
@@ -230,3 +302,32 @@ def _number(values: Mapping[str, Any], name: str, at: str, kind: Any = (int, flo
         whole = "a whole number" if kind is int else "a number"
         raise FileDamagedError(f"{at}: {name} is {value!r}; it must be {whole} from 0 on.")
     return value
+
+
+def fingerprint(
+    specs: Sequence[TableSpec],
+    topology: Topology,
+    calibration: Mapping[str, Any],
+    stats_digests: Mapping[str, str] | None = None,
+) -> str:
+    """SHA-256 of the three as canonical JSON; the order of tables does not count.
+
+    `stats_digests` stand in for samples that a file did not keep.
+
+    >>> tables = [TableSpec(name=name, rows=9, dim=2) for name in "ab"]
+    >>> world = Topology(world=1, hbm_per_device=1)
+    >>> fingerprint(tables, world, {}) == fingerprint(tables[::-1], world, {})
+    True
+    """
+    lines = []
+    for spec in sorted(specs, key=lambda spec: spec.name):
+        line = spec_dict(spec)
+        if spec.stats is None and spec.name in (stats_digests or {}):
+            line["stats_sha256"] = (stats_digests or {})[spec.name]
+        lines.append(line)
+    made_for = {
+        "tables": lines,
+        "topology": topology_dict(topology),
+        "calibration": {n: calibration.get(n) for n in ("device", "parameters")},
+    }
+    return sha256(made_for)

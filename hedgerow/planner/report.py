@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .placed import Placed
-from .plan import Load, Plan
+from .explain import Curve, NextBest, ReportRow, aligned, hbm_curve, report_rows
+from .plan import Load, Placed, Plan
+from .problem.options import Mode
 from .problem.topology import GIB
-from .problem.variant import Mode
-from .report_rows import NextBest, ReportRow, report_rows
-from .text_table import aligned
-from .what_if import Curve, hbm_curve
 
 _MIB = 2**20
 _UNBALANCED = 1.03

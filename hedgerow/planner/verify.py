@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from ..core import checks
 from ..core.errors import InputError
-from .keep_plan import THRESHOLD
+from .compare import THRESHOLD
 from .plan import Plan
-from .problem.option import TableOptions
+from .problem.options import TableOptions
 
 
 @dataclass(frozen=True, slots=True)

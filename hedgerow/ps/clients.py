@@ -1,19 +1,23 @@
-"""What a server remembers of its clients, so that a write that comes twice happens once."""
+"""What a server remembers of its clients, so that a repeated write is applied once."""
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
-from .frames import Answer, Origin
+from ..core.errors import CheckpointError
+from .messages import RequestOrigin, ServerAnswer, Status, Verb
 
 MAX_CLIENTS = 65536  # remembered; beyond, the one that was silent longest and waits for nothing
 MAX_WAITING = 4096  # writes of one client whose answers it has not acknowledged
 
 
-class Seen(Enum):
+class WriteState(Enum):
     """What the server knows of a write that has arrived."""
 
     NEW = "new"
@@ -28,7 +32,7 @@ class Client:
 
     acked: int = 0  # it has the answers to all its writes below this sequence
     last: int = 0  # the highest sequence that was applied
-    done: dict[int, Answer] = field(default_factory=dict)
+    done: dict[int, ServerAnswer] = field(default_factory=dict)
     underway: dict[int, object] = field(default_factory=dict)  # to where the answer goes
 
 
@@ -36,9 +40,9 @@ class Clients:
     """All of them. Safe from many threads.
 
     >>> clients = Clients()
-    >>> write = Origin(client=7, sequence=1)
+    >>> write = RequestOrigin(client=7, sequence=1)
     >>> clients.admit(write, "here"), clients.admit(write, "there")
-    (<Seen.NEW: 'new'>, <Seen.UNDERWAY: 'underway'>)
+    (<WriteState.NEW: 'new'>, <WriteState.UNDERWAY: 'underway'>)
     >>> clients.last_of(7)
     0
     """
@@ -50,24 +54,24 @@ class Clients:
     def __len__(self) -> int:
         return len(self._known)
 
-    def admit(self, origin: Origin, to: object) -> Seen | Answer:
+    def admit(self, origin: RequestOrigin, to: object) -> WriteState | ServerAnswer:
         """What to do with a write; one that is new is under way from now on."""
         with self._lock:
             client = self._of(origin.client)
             self._acknowledge(client, origin.acked)
             if origin.sequence < client.acked:
-                return Seen.STALE
+                return WriteState.STALE
             if origin.sequence in client.done:
                 return client.done[origin.sequence]
             if origin.sequence in client.underway:
                 client.underway[origin.sequence] = to  # the client may have come anew
-                return Seen.UNDERWAY
+                return WriteState.UNDERWAY
             if len(client.done) + len(client.underway) >= MAX_WAITING:
-                return Seen.FULL
+                return WriteState.FULL
             client.underway[origin.sequence] = to
-            return Seen.NEW
+            return WriteState.NEW
 
-    def finish(self, origin: Origin, answer: Answer) -> object:
+    def finish(self, origin: RequestOrigin, answer: ServerAnswer) -> object:
         """Remembers what a write did; to where its answer goes, None in a replay."""
         with self._lock:
             client = self._of(origin.client)
@@ -77,12 +81,12 @@ class Clients:
             client.last = max(client.last, origin.sequence)
             return client.underway.pop(origin.sequence, None)
 
-    def give_up(self, origin: Origin) -> object:
+    def give_up(self, origin: RequestOrigin) -> object:
         """A write that was not done and may come again; to where that is told."""
         with self._lock:
             return self._of(origin.client).underway.pop(origin.sequence, None)
 
-    def refuse(self, origin: Origin, answer: Answer) -> None:
+    def refuse(self, origin: RequestOrigin, answer: ServerAnswer) -> None:
         """A write that was not done, as its client is told: nor is a copy of it that is late."""
         with self._lock:
             client = self._of(origin.client)
@@ -105,7 +109,7 @@ class Clients:
         with self._lock:
             self._known[number] = client
 
-    def remembered(self) -> list[tuple[int, int, int, dict[int, Answer]]]:
+    def remembered(self) -> list[tuple[int, int, int, dict[int, ServerAnswer]]]:
         """Number, acked, last and answers of each, the most silent first."""
         with self._lock:
             return [(n, c.acked, c.last, dict(c.done)) for n, c in self._known.items()]
@@ -133,3 +137,56 @@ class Clients:
             if not client.underway:
                 del self._known[number]
                 return
+
+
+BLOB = "hedgerow ps"
+
+
+def blob_name(shard: int, shards: int) -> str:
+    """The blob of one server in a checkpoint of all."""
+    return f"{BLOB} {shard} of {shards}"
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What stands in the blob: the log goes on at `segment` (0: there is none)."""
+
+    segment: int
+    clients: list[tuple[int, Client]]
+
+
+def pack(clients: Clients, segment: int = 0) -> bytes:
+    """All clients at this moment."""
+    told = [
+        [number, acked, last, [[s, *_plain(answer)] for s, answer in done.items()]]
+        for number, acked, last, done in clients.remembered()
+    ]
+    return json.dumps({"segment": segment, "clients": told}).encode()
+
+
+def _plain(answer: ServerAnswer) -> list[Any]:
+    frames = [base64.b64encode(bytes(frame)).decode() for frame in answer.frames]
+    return [int(answer.verb), int(answer.status), list(answer.numbers), frames]
+
+
+def unpack(data: bytes) -> Remembered:
+    """What `pack` was given."""
+    try:
+        told = json.loads(data)
+        clients = [
+            (int(number), Client(int(acked), int(last), {int(s): _answer_of(*a) for s, *a in done}))
+            for number, acked, last, done in told["clients"]
+        ]
+        return Remembered(int(told["segment"]), clients)
+    except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"the blob of a server is not readable: {error!r}.") from error
+
+
+def _answer_of(verb: int, status: int, numbers: list[int], frames: list[str]) -> ServerAnswer:
+    a, b, c = numbers
+    return ServerAnswer(
+        Verb(verb),
+        status=Status(status),
+        numbers=(a, b, c),
+        frames=[base64.b64decode(frame) for frame in frames],
+    )

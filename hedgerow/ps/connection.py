@@ -1,38 +1,195 @@
-"""One connection to a server: many requests under way, deadlines, and asking again.
+"""The connection of a client to one server: requests in flight, deadlines and retries.
 
-Threads share a connection: the one that waits reads the socket for all of them, and stands aside
-for one that wants to send. So there is no thread of our own and no hand-over for a lone caller.
+Threads share a connection. The thread that waits for an answer reads the socket for all threads,
+and lets a thread that wants to send go first. So a connection needs no thread of its own.
+
+A failed handshake can mean wrong keys or a bad network. Before the first success wrong keys are
+likely, and nothing was sent. After it the keys are right, and the cause of every failure is the
+network, or a server that stops or starts.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 
+from ..core.clock import wall_ns
 from ..core.counters import Counters
 from ..core.errors import StateError
 from .curve import ClientKeys
 from .errors import DeadlineError, FrameError, RolledBackError, ServerAwayError
-from .frames import (
+from .messages import (
     CONTROL,
     ORIGIN,
     ORIGIN_AT,
     WRITES,
-    Answer,
     Buffer,
-    Request,
+    ServerAnswer,
+    ServerRequest,
     Status,
+    Verb,
     read_answer,
 )
-from .greetings import Greetings
-from .line import IN, OUT, Event, Line
-from .near_line import NearLine, near_line
-from .silence import Silence
-from .tickets import Patience, Reader, Sink, Ticket, error_of
-from .turns import Turns
+from .pending_requests import AnswerSink, BufferReader, PendingRequest, WaitPolicy, error_of
+from .sockets import SocketOwnership
+from .transports import IN, OUT, TransportEvent, UnixTransport, ZmqTransport, connect_unix
+
+_MOST_BROKEN_OFF = 8  # in a row, with keys, before the first success: then keys are what is wrong
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.02, 0.5  # between two greetings
+
+
+class Handshakes:
+    """The greetings of one connection. Single-owner: whoever has the turn.
+
+    >>> handshakes = Handshakes(has_keys=True)
+    >>> for _ in range(8):
+    ...     _ = handshakes.failed(TransportEvent.BROKEN_OFF)
+    >>> handshakes.refused, "the keys do not fit" in handshakes.complaint
+    (True, True)
+    >>> handshakes.succeeded()
+    >>> pause_s = handshakes.failed(TransportEvent.REFUSED)
+    >>> handshakes.refused, 0 < pause_s < 1
+    (False, True)
+    """
+
+    def __init__(self, *, has_keys: bool) -> None:
+        self._has_keys = has_keys
+        self._was_accepted = self.settled = False  # settled: the last greeting succeeded
+        self._failed = 0  # in a row
+        self._last = TransportEvent.BROKEN_OFF
+        self._random = random.Random()  # not the user's own draws
+
+    def succeeded(self) -> None:
+        """The server accepted this client."""
+        self._was_accepted = self.settled = True
+        self._failed = 0
+
+    def lost(self) -> float:
+        """A connection ended after its greeting; seconds until the next try.
+
+        Clients that lost their server at one moment come back at different ones.
+        """
+        return _FIRST_RETRY_S * self._random.uniform(0.75, 1.25)
+
+    def failed(self, why: TransportEvent) -> float:
+        """A greeting failed; seconds until the next try, more each time."""
+        self._last, self.settled = why, False
+        self._failed += 1
+        return min(self.lost() * 2 ** min(self._failed - 1, 10), _LONGEST_RETRY_S)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server lets this client in at no time, as far as it can be known."""
+        if self._was_accepted or not self._failed:
+            return False
+        if self._last in (TransportEvent.UNKNOWN_KEY, TransportEvent.REFUSED):
+            return True
+        return self._has_keys and self._failed >= _MOST_BROKEN_OFF
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong with the greetings, in words; empty while they succeed."""
+        if not self._failed:
+            return ""
+        if self._was_accepted:
+            unknown = "; it says that it does not know this client's key" * self._is_unknown
+            return (
+                f"it accepted this client before, and since then {self._failed} greetings failed: "
+                f"the network cuts connections, or the server was restarted, perhaps with other "
+                f"keys{unknown}"
+            )
+        if self._is_unknown:
+            return (
+                "it refuses this client: the keys do not fit; the client's public key is not among "
+                "the server's client*.pub"
+            )
+        if self._last is TransportEvent.REFUSED:
+            return "it refuses this client: the keys do not fit; only one side has keys"
+        if not self.refused:
+            return f"{self._failed} greetings in a row were broken off"
+        return (
+            f"it broke off {self._failed} greetings in a row: the keys do not fit (server.pub here "
+            f"is not the server's, or only one side has keys), or the network cuts every connection"
+        )
+
+    @property
+    def _is_unknown(self) -> bool:
+        return self._last is TransportEvent.UNKNOWN_KEY
+
+
+_FIRST_S = 2.0  # without an answer, until it is said
+_AGAIN_S = 15.0  # until it is said again
+_LONG = frozenset((Verb.CHECKPOINT, Verb.SAVE, Verb.LOAD))  # as long as there are rows
+
+
+class SilenceLog:
+    """What was said about one server that does not answer. Single-owner: whoever has the turn."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._heard_s = -math.inf  # the last answer, on the monotonic clock
+        self._since_s = math.inf  # of the silence that was told of; infinite if none was
+        self._next_s = -math.inf  # before it, nothing more is said
+
+    def heard(self) -> None:
+        """The server has answered something."""
+        self._heard_s = now = time.monotonic()
+        if self._since_s < now:
+            _say("%s answers again, after %.0f s.", self._where, now - self._since_s)
+            self._since_s, self._next_s = math.inf, -math.inf
+
+    def look(
+        self, waiting: Iterable[PendingRequest], now: float, *, is_up: bool, complaint: str
+    ) -> None:
+        """Says what is waited for if it has lasted. A save that takes long is none of that."""
+        late = [t for t in waiting if not (is_up and t.verb in _LONG)]
+        if not late or now < self._next_s:
+            return
+        oldest = min(late, key=_began_s)
+        since_s = max(oldest.began_s, self._heard_s)
+        if now - since_s < _FIRST_S:
+            return
+        self._next_s = now + _AGAIN_S
+        self._since_s = min(self._since_s, since_s)
+        state = "it is connected" if is_up else complaint or "it cannot be reached"
+        _say(
+            "waiting for %s: no answer to %s since %s (%.0f s); %s. %s",
+            self._where,
+            oldest.verb.name.lower(),
+            _at(since_s - now),
+            now - since_s,
+            state,
+            _what_next(oldest, now),
+        )
+
+
+def _what_next(pending: PendingRequest, now: float) -> str:
+    if math.isinf(pending.limit_s):
+        return "It is asked again for as long as it takes."
+    return (
+        f"It is asked again until {_at(pending.limit_s - now)}; if it comes back by then, the "
+        f"request goes on and is done once, otherwise it is given up with DeadlineError."
+    )
+
+
+def _began_s(pending: PendingRequest) -> float:
+    return pending.began_s
+
+
+def _at(from_now_s: float) -> str:
+    """The time of day that many seconds from now."""
+    return datetime.fromtimestamp(wall_ns() / 1e9 + from_now_s).strftime("%H:%M:%S")
+
+
+def _say(text: str, *values: object) -> None:
+    logging.getLogger("hedgerow").warning(text, *values)
+
 
 _LONGEST_GAP = 4  # times `retry_s` between two times of asking
 # Times `retry_s` without a sign of life, until a connection counts as lost; at least so long.
@@ -45,7 +202,7 @@ _HOW_TO_GO_ON = (
 _NOT_THIS_ONE = ", but this one is or may be in the checkpoint: do not repeat it"
 
 
-class Connection:
+class ServerConnection:
     """A line to a server and the requests on it. Safe from many threads; not across a fork."""
 
     def __init__(
@@ -54,61 +211,63 @@ class Connection:
         *,
         name: str = "",
         keys: ClientKeys | None = None,
-        patience: Patience | None = None,
+        patience: WaitPolicy | None = None,
         counters: Counters | None = None,
     ) -> None:
         self.address, self.name = address, name or address
-        self.patience = patience or Patience()
+        self.patience = patience or WaitPolicy()
         self.counters = counters or Counters()
         self.client = secrets.randbits(64)
         self.incarnation = 0
         self._process = os.getpid()
-        self._tickets: dict[int, Ticket] = {}
+        self._in_flight: dict[int, PendingRequest] = {}
         self._writes: dict[int, None] = {}  # the writes among them; sequences rise
         self._unsent = 0
         self._sequence = 0
-        self._greetings = Greetings(has_keys=keys is not None)
-        self._silence = Silence(self.where)
+        self._handshakes = Handshakes(has_keys=keys is not None)
+        self._silence_log = SilenceLog(self.where)
         self._silent_s = max(_LEAST_SILENT_S, _SILENT_GAPS * self.patience.retry_s)
         self._connect_s = math.inf  # when the line, which waits until then, goes to the server
-        self._turns = Turns()
+        self._ownership = SocketOwnership()
         self.keys = keys
-        self._may_be_near = keys is None  # who has keys wants what they protect
-        self._line: Line | NearLine = self._open_near() or self._open_far()
-        self._is_up = isinstance(self._line, NearLine)
+        self._may_use_unix = keys is None  # who has keys wants what they protect
+        self._transport: ZmqTransport | UnixTransport = self._open_unix() or self._open_zmq()
+        self._is_up = isinstance(self._transport, UnixTransport)
 
     @property
     def where(self) -> str:
         """The server, as errors name it."""
         return self.name if self.name == self.address else f"server {self.name} at {self.address}"
 
-    def _open_near(self) -> NearLine | None:
-        return near_line(self.address, self._turns.wake_fd) if self._may_be_near else None
+    def _open_unix(self) -> UnixTransport | None:
+        return connect_unix(self.address, self._ownership.wake_fd) if self._may_use_unix else None
 
-    def _open_far(self) -> Line:
+    def _open_zmq(self) -> ZmqTransport:
         made = self._waiting_line()
         made.connect()
         return made
 
-    def _waiting_line(self) -> Line:
+    def _waiting_line(self) -> ZmqTransport:
         """One that goes nowhere yet."""
-        return Line(self.address, self.keys, self._turns.wake_fd, silent_s=self._silent_s)
+        return ZmqTransport(
+            self.address, self.keys, self._ownership.wake_fd, silent_s=self._silent_s
+        )
 
     def close(self) -> None:
         """Ends the connection; requests under way are forgotten."""
-        if self._line.closed or os.getpid() != self._process:
+        if self._transport.closed or os.getpid() != self._process:
             return
-        self._turns.take()
+        self._ownership.take()
         try:
-            for ticket in self._tickets.values():
-                ticket.error = StateError(f"the connection to {self.where} was closed.")
-                ticket.frames, ticket.done = (), True
-            self._tickets.clear()
+            for pending in self._in_flight.values():
+                pending.error = StateError(f"the connection to {self.where} was closed.")
+                pending.frames, pending.done = (), True
+            self._in_flight.clear()
             self._writes.clear()
-            self._line.close()
-            self._turns.close()
+            self._transport.close()
+            self._ownership.close()
         finally:
-            self._turns.end()
+            self._ownership.end()
 
     def __del__(self) -> None:
         if hasattr(self, "_line"):  # else it was never open
@@ -118,15 +277,15 @@ class Connection:
 
     def start(
         self,
-        request: Request,
+        request: ServerRequest,
         frames: Sequence[Buffer],
-        sink: Sink,
-        patience: Patience | None = None,
-    ) -> Ticket:
+        sink: AnswerSink,
+        patience: WaitPolicy | None = None,
+    ) -> PendingRequest:
         """Sends a request; its answer goes to `sink` while somebody waits for an answer."""
         patience = patience or self.patience
         now, deadline_s = time.monotonic(), patience.deadline_s
-        ticket = Ticket(
+        pending = PendingRequest(
             request.verb,
             [bytearray(request.head()), *frames],
             sink,
@@ -137,33 +296,33 @@ class Connection:
         )
         if os.getpid() != self._process:
             raise self._forked()
-        self._turns.take()
+        self._ownership.take()
         try:
-            if self._line.closed:
+            if self._transport.closed:
                 raise StateError(f"the connection to {self.where} is closed; make another.")
             self._sequence += 1
-            ticket.sequence = self._sequence
-            self._tickets[ticket.sequence] = ticket
+            pending.sequence = self._sequence
+            self._in_flight[pending.sequence] = pending
             if request.verb in WRITES:
-                self._writes[ticket.sequence] = None
+                self._writes[pending.sequence] = None
             self._unsent += 1
-            self._try_send(ticket)
+            self._try_send(pending)
         finally:
-            self._turns.end()
-        return ticket
+            self._ownership.end()
+        return pending
 
-    def wait(self, ticket: Ticket) -> None:
+    def wait(self, pending: PendingRequest) -> None:
         """Returns when the answer is whole; raises what went wrong."""
         if os.getpid() != self._process:
             raise self._forked()
-        while not ticket.done:
-            if self._turns.take_to_read(ticket):
+        while not pending.done:
+            if self._ownership.take_to_read(pending):
                 try:
-                    self._read_until(ticket)
+                    self._read_until(pending)
                 finally:
-                    self._turns.end()
-        if ticket.error is not None:
-            raise ticket.error
+                    self._ownership.end()
+        if pending.error is not None:
+            raise pending.error
 
     def _forked(self) -> StateError:
         return StateError(
@@ -173,97 +332,99 @@ class Connection:
 
     # ---- sending; whoever does has the turn
 
-    def _try_send(self, ticket: Ticket) -> None:
+    def _try_send(self, pending: PendingRequest) -> None:
         now = time.monotonic()
-        left_s = ticket.limit_s - now
+        left_s = pending.limit_s - now
         left_ms = 0 if math.isinf(left_s) else min(max(int(left_s * 1000), 1), 2**32 - 1)
-        sequence, (head, *buffers) = ticket.sequence, ticket.frames
+        sequence, (head, *buffers) = pending.sequence, pending.frames
         acked = next(iter(self._writes), self._sequence + 1)  # below it, no write waits
         origin = self.client, sequence, acked, self.incarnation, left_ms
         ORIGIN.pack_into(head, ORIGIN_AT, *origin)
-        once, room_bytes = ticket.again_s == 0, ticket.sink.room_bytes
+        once, room_bytes = pending.again_s == 0, pending.sink.room_bytes
         try:
-            if not self._line.send(sequence, head, buffers, room_bytes, once=once):
+            if not self._transport.send(sequence, head, buffers, room_bytes, once=once):
                 return  # sent when the line can
         except OSError:  # memory that cannot be shared travels
-            self._may_be_near = False
-            self._change(self._open_far())
+            self._may_use_unix = False
+            self._change(self._open_zmq())
             return
-        self._unsent -= not ticket.sent
-        ticket.sent = True
-        ticket.again_s = now + ticket.gap_s
-        ticket.gap_s = min(2 * ticket.gap_s, _LONGEST_GAP * ticket.patience.retry_s)
+        self._unsent -= not pending.sent
+        pending.sent = True
+        pending.again_s = now + pending.gap_s
+        pending.gap_s = min(2 * pending.gap_s, _LONGEST_GAP * pending.patience.retry_s)
 
-    def _take_back(self, ticket: Ticket) -> None:
+    def _take_back(self, pending: PendingRequest) -> None:
         """It is to be sent again."""
-        self._unsent += ticket.sent
-        ticket.sent = False
+        self._unsent += pending.sent
+        pending.sent = False
 
     # ---- reading; whoever does has the turn
 
-    def _read_until(self, ticket: Ticket) -> None:
-        while not ticket.done:
+    def _read_until(self, pending: PendingRequest) -> None:
+        while not pending.done:
             send = self._unsent > 0
-            found, complained, wanted = self._line.ready(send=send), False, False
+            found, complained, wanted = self._transport.ready(send=send), False, False
             if not found:
-                self._turns.reader_waits = True  # from now on a sender wakes this thread
-                if self._turns.senders:
-                    self._turns.reader_waits = False
+                self._ownership.reader_waits = True  # from now on a sender wakes this thread
+                if self._ownership.senders:
+                    self._ownership.reader_waits = False
                     return
-                found, complained, wanted = self._line.poll(self._pause_ms(), send=send)
-                self._turns.reader_waits = False
+                found, complained, wanted = self._transport.poll(self._pause_ms(), send=send)
+                self._ownership.reader_waits = False
             if complained:
                 self._read_monitor()
-            while found & IN and not ticket.done:
-                came = self._line.receive()
+            while found & IN and not pending.done:
+                came = self._transport.receive()
                 if came is None:
                     break
                 try:
-                    self._read_answer(*came, ticket)
+                    self._read_answer(*came, pending)
                 finally:
-                    if came[1] is self._line:
-                        self._line.skip_rest()
+                    if came[1] is self._transport:
+                        self._transport.skip_rest()
             if found & OUT and self._unsent:
                 self._send_unsent()
-            if not ticket.done:
+            if not pending.done:
                 self._tend()
             if wanted:
                 return
 
     def _pause_ms(self) -> int:
         now, due = time.monotonic(), self._connect_s
-        for ticket in self._tickets.values():
-            due = min(due, ticket.limit_s, ticket.again_s if ticket.sent else math.inf)
-        if not self._tickets:
+        for pending in self._in_flight.values():
+            due = min(due, pending.limit_s, pending.again_s if pending.sent else math.inf)
+        if not self._in_flight:
             due = min(due, now)
         return 1000 if math.isinf(due) else min(max(int((due - now) * 1000) + 1, 0), 1000)
 
-    def _read_answer(self, head: Buffer, rest: Reader, own: Ticket) -> None:
+    def _read_answer(self, head: Buffer, rest: BufferReader, own: PendingRequest) -> None:
         try:
             answer, frames = read_answer(head)
         except FrameError:
             self.counters.add("answers_refused")  # not from a server of ours; the deadline holds
             return
-        self._silence.heard()
-        if not self._greetings.settled:
-            self._greetings.succeeded()  # also on a near line, which has no greeting of its own
-        ticket = self._tickets.get(answer.sequence)
-        if ticket is None:
+        self._silence_log.heard()
+        if not self._handshakes.settled:
+            self._handshakes.succeeded()  # also on a near line, which has no greeting of its own
+        pending = self._in_flight.get(answer.sequence)
+        if pending is None:
             self.counters.add("answers_late")
             return
         try:
             if answer.status == Status.DONE and answer.incarnation == self.incarnation:
-                whole, error = ticket.sink.take(answer, frames, rest), None
+                whole, error = pending.sink.take(answer, frames, rest), None
             else:
-                whole, error = self._took(ticket, answer, frames, rest), None
+                whole, error = self._took(pending, answer, frames, rest), None
         except FrameError as raised:
             whole, error = True, FrameError(f"{raised} [{self.where}]")
         if whole:
-            self._finish(ticket, error)
-            if ticket is not own:
-                self._turns.tell()
+            self._finish(pending, error)
+            if pending is not own:
+                self._ownership.tell()
 
-    def _took(self, ticket: Ticket, answer: Answer, frames: int, rest: Reader) -> bool:
+    def _took(
+        self, pending: PendingRequest, answer: ServerAnswer, frames: int, rest: BufferReader
+    ) -> bool:
         if answer.status == Status.ROLLED_BACK:
             self._roll_back(answer)
             return False
@@ -271,14 +432,14 @@ class Connection:
             self._meet(answer.incarnation)  # told only where a rolled-back server would say so
         if answer.status == Status.BUSY:
             self.counters.add("busy")
-            ticket.gap_s = min(max(ticket.gap_s / 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-            ticket.again_s = time.monotonic() + ticket.gap_s
+            pending.gap_s = min(max(pending.gap_s / 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            pending.again_s = time.monotonic() + pending.gap_s
             return False
         if answer.status == Status.FAILED:
             told = [rest.frame() for _ in range(frames)]
-            self._finish(ticket, error_of(told, self.where))
+            self._finish(pending, error_of(told, self.where))
             return True
-        return ticket.sink.take(answer, frames, rest)
+        return pending.sink.take(answer, frames, rest)
 
     def _meet(self, incarnation: int) -> None:
         if incarnation != self.incarnation:
@@ -286,17 +447,17 @@ class Connection:
                 self.counters.add("server_restarts")
             self.incarnation = incarnation
 
-    def _finish(self, ticket: Ticket, error: Exception | None) -> None:
-        if self._tickets.pop(ticket.sequence, None) is not None:
-            self._writes.pop(ticket.sequence, None)
-            if not ticket.sent:
+    def _finish(self, pending: PendingRequest, error: Exception | None) -> None:
+        if self._in_flight.pop(pending.sequence, None) is not None:
+            self._writes.pop(pending.sequence, None)
+            if not pending.sent:
                 self._unsent -= 1
-            ticket.error, ticket.frames, ticket.done = error, (), True
-            self._line.release(ticket.sequence, answered=error is None)
+            pending.error, pending.frames, pending.done = error, (), True
+            self._transport.release(pending.sequence, answered=error is None)
 
     # ---- when things go wrong
 
-    def _roll_back(self, answer: Answer) -> None:
+    def _roll_back(self, answer: ServerAnswer) -> None:
         """Writes under way fail; reads are asked again, but one at least tells the caller."""
         if answer.incarnation == self.incarnation:
             return  # told already
@@ -304,11 +465,11 @@ class Connection:
         self.counters.add("rolled_back")
         step, sequence, _ = answer.numbers
         what = f"the checkpoint of step {step}" if step else "an empty start"
-        waiting = list(self._tickets.values())
+        waiting = list(self._in_flight.values())
         told = [t for t in waiting if t.is_write] or waiting[:1]
-        for ticket in waiting:
-            if ticket in told:
-                unsure = ticket.is_write and ticket.sequence <= sequence
+        for pending in waiting:
+            if pending in told:
+                unsure = pending.is_write and pending.sequence <= sequence
                 error = RolledBackError(
                     f"{self.where} was restarted and went back to {what}: writes of this client "
                     f"after its sequence {sequence} are lost{_NOT_THIS_ONE * unsure}. Load a "
@@ -317,64 +478,66 @@ class Connection:
                     sequence=sequence,
                     may_have_happened=unsure,
                 )
-                self._finish(ticket, error)
+                self._finish(pending, error)
             else:
-                self._take_back(ticket)
-        self._turns.tell()
+                self._take_back(pending)
+        self._ownership.tell()
 
     def _read_monitor(self) -> None:
         """What happened to the line; only how it stands in the end says what to do."""
         pause_s = math.inf
-        for event in self._line.events():
-            if event is Event.CONNECTED:
-                self._greetings.succeeded()
+        for event in self._transport.events():
+            if event is TransportEvent.CONNECTED:
+                self._handshakes.succeeded()
                 self._is_up, pause_s = True, math.inf
                 self._send_all_again()  # what went out before may have been lost
-            elif event is Event.ENDED:
+            elif event is TransportEvent.ENDED:
                 self.counters.add("disconnected")
-                self._may_be_near &= self._line.was_heard  # else it lets nobody in
-                self._change(self._open_near() or self._open_far())
+                self._may_use_unix &= self._transport.was_heard  # else it lets nobody in
+                self._change(self._open_unix() or self._open_zmq())
                 return
             elif self._is_up:
                 self.counters.add("disconnected")
-                self._is_up, pause_s = False, self._greetings.lost()
-            elif event is not Event.DISCONNECTED or math.isinf(pause_s):  # it follows others
-                pause_s = self._greetings.failed(event)
+                self._is_up, pause_s = False, self._handshakes.lost()
+            elif event is not TransportEvent.DISCONNECTED or math.isinf(
+                pause_s
+            ):  # it follows others
+                pause_s = self._handshakes.failed(event)
         if not math.isinf(pause_s):
             self._rest(pause_s)
-        elif self._is_up and (near := self._open_near()) is not None:
-            self._change(near)
+        elif self._is_up and (unix := self._open_unix()) is not None:
+            self._change(unix)
 
     def _rest(self, pause_s: float) -> None:
         """Another line, which goes to the server after a pause: a socket whose connection failed
         comes back after some failures, at once and without end, and after others never."""
-        if self._greetings.refused:
+        if self._handshakes.refused:
             self._refuse_all()
         self._change(self._waiting_line())
         self._connect_s = time.monotonic() + pause_s
 
     def _connect_again(self) -> None:
-        near = self._open_near()
-        if near is not None:
-            self._change(near)
-        elif isinstance(self._line, Line):
-            self._line.connect()
+        unix = self._open_unix()
+        if unix is not None:
+            self._change(unix)
+        elif isinstance(self._transport, ZmqTransport):
+            self._transport.connect()
         self._connect_s = math.inf
 
     def _refuse_all(self) -> None:
         """Of a server that has never let this client in: nothing was sent, but over a near line."""
-        why = f"{self.where}: {self._greetings.complaint}. Nothing was sent."
-        for ticket in list(self._tickets.values()):
-            if not (math.isinf(ticket.limit_s) or ticket.was_sent):
-                self._finish(ticket, ServerAwayError(why))
-        self._turns.tell()
+        why = f"{self.where}: {self._handshakes.complaint}. Nothing was sent."
+        for pending in list(self._in_flight.values()):
+            if not (math.isinf(pending.limit_s) or pending.was_sent):
+                self._finish(pending, ServerAwayError(why))
+        self._ownership.tell()
 
     def _send_unsent(self) -> None:
-        for ticket in [t for t in self._tickets.values() if not t.sent]:
-            if ticket.was_sent:
+        for pending in [t for t in self._in_flight.values() if not t.sent]:
+            if pending.was_sent:
                 self.counters.add("sent_again")
-            self._try_send(ticket)
-            if not ticket.sent:
+            self._try_send(pending)
+            if not pending.sent:
                 return
 
     def _tend(self) -> None:
@@ -382,47 +545,47 @@ class Connection:
         now = time.monotonic()
         if now >= self._connect_s:
             self._connect_again()
-        self._silence.look(
-            self._tickets.values(), now, is_up=self._is_up, complaint=self._greetings.complaint
+        self._silence_log.look(
+            self._in_flight.values(), now, is_up=self._is_up, complaint=self._handshakes.complaint
         )
-        for ticket in list(self._tickets.values()):
-            if now >= ticket.limit_s:
-                self._give_up(ticket)
-            elif ticket.sent and now >= ticket.again_s:
-                self._take_back(ticket)
+        for pending in list(self._in_flight.values()):
+            if now >= pending.limit_s:
+                self._give_up(pending)
+            elif pending.sent and now >= pending.again_s:
+                self._take_back(pending)
                 self._send_unsent()
 
-    def _give_up(self, ticket: Ticket) -> None:
+    def _give_up(self, pending: PendingRequest) -> None:
         self.counters.add("deadlines")
-        unsure = ticket.is_write and ticket.was_sent
-        reached = "it was sent" if ticket.was_sent else "the server was not reached"
+        unsure = pending.is_write and pending.was_sent
+        reached = "it was sent" if pending.was_sent else "the server was not reached"
         if unsure:
             reached = "it was sent, so the write may have happened or not"
-        elif ticket.is_write:
+        elif pending.is_write:
             reached = "the server was not reached, so the write did not happen"
-        why = f" ({self._greetings.complaint})" if self._greetings.complaint else ""
+        why = f" ({self._handshakes.complaint})" if self._handshakes.complaint else ""
         error = DeadlineError(
-            f"no answer to {ticket.verb.name.lower()} from {self.where} within its deadline of "
-            f"{ticket.patience.deadline_s:g} s: {reached}{why}.{_HOW_TO_GO_ON * unsure}",
+            f"no answer to {pending.verb.name.lower()} from {self.where} within its deadline of "
+            f"{pending.patience.deadline_s:g} s: {reached}{why}.{_HOW_TO_GO_ON * unsure}",
             may_have_happened=unsure,
         )
-        self._finish(ticket, error)
-        if ticket.is_write and ticket.sent:
+        self._finish(pending, error)
+        if pending.is_write and pending.sent:
             self._forget_sent()
-        self._turns.tell()
+        self._ownership.tell()
 
     def _forget_sent(self) -> None:
         """A write that was given up may lie in the socket still, in memory of the caller's that
         will change now: a new line, and what else is under way is sent again."""
-        self._change(self._open_near() or self._open_far())
+        self._change(self._open_unix() or self._open_zmq())
 
-    def _change(self, line: Line | NearLine) -> None:
+    def _change(self, transport: ZmqTransport | UnixTransport) -> None:
         """Goes on with another line; what is under way is sent again there."""
-        self._line.close()
-        self._line = line
-        self._is_up, self._connect_s = isinstance(line, NearLine), math.inf
+        self._transport.close()
+        self._transport = transport
+        self._is_up, self._connect_s = isinstance(transport, UnixTransport), math.inf
         self._send_all_again()
 
     def _send_all_again(self) -> None:
-        for ticket in self._tickets.values():
-            self._take_back(ticket)
+        for pending in self._in_flight.values():
+            self._take_back(pending)

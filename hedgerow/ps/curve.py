@@ -1,4 +1,4 @@
-"""Keys: who may talk to a server, and how nobody else can listen."""
+"""CURVE keys: which clients may connect to a server, and how their traffic is encrypted."""
 
 from __future__ import annotations
 

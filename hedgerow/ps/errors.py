@@ -1,4 +1,4 @@
-"""What can go wrong between a client and its servers."""
+"""The errors that a client and a server raise about each other."""
 
 from __future__ import annotations
 

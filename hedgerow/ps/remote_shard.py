@@ -1,4 +1,4 @@
-"""The tables of one server, as a shard whose answers may be under way."""
+"""The tables of one server as a shard: connecting, requests that are in flight, server status."""
 
 from __future__ import annotations
 
@@ -13,25 +13,41 @@ from torch.autograd.graph import increment_version
 
 from ..core import checks
 from ..core.counters import Counters
-from ..core.errors import InputError
+from ..core.errors import ConfigError, HedgerowError, InputError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..tables import arguments
 from ..tables.config import TableConfig
 from ..tables.layout import RowLayout
+from ..tables.local_table import TableStats
 from ..tables.multi import parts
-from ..tables.multi.multi_config import MultiConfig
-from ..tables.schedules import Rate
-from ..tables.stats import TableStats
+from ..tables.multi.several_tables import MultiConfig
+from ..tables.optimizers import Rate
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
-from .buffers import buffer_of, check_room, narrowed, tensor_over, text_of, value_of, wire_code
-from .configs import config_of, document_of, rates_now
-from .connection import Connection
+from .connection import ServerConnection
 from .curve import ClientKeys
 from .errors import FrameError, RolledBackError, ServerAwayError
-from .frames import MAX_FRAME_BYTES, MAX_TEXT_BYTES, NO_OPTIONS, Buffer, Options, Request, Verb
+from .messages import (
+    MAX_FRAME_BYTES,
+    MAX_TEXT_BYTES,
+    NO_OPTIONS,
+    Buffer,
+    Options,
+    ServerRequest,
+    Verb,
+    buffer_of,
+    check_room,
+    config_of,
+    document_of,
+    narrowed,
+    rates_now,
+    tensor_over,
+    text_of,
+    value_of,
+    wire_code,
+)
+from .pending_requests import KeptAnswer, PendingRequest, RowsInto, WaitPolicy, zeros_into
 from .service import MISSING, SLICE_BYTES
-from .tickets import Kept, Patience, RowsInto, Ticket, zeros_into
 
 _SPARE_BYTES = 1024  # in shared memory each buffer begins on a line of its own
 A = TypeVar("A")
@@ -40,18 +56,18 @@ Away = Literal["fail", "wait", "zeros"]
 
 
 @dataclass(slots=True, eq=False)
-class Underway(Generic[A]):
+class InFlightAnswer(Generic[A]):
     """An answer of a server, on its way; the second `wait` gives the same."""
 
-    connection: Connection
-    ticket: Ticket
+    connection: ServerConnection
+    pending: PendingRequest
     made: Callable[[], A]
     instead: Callable[[ServerAwayError], A] | None = None
 
     def wait(self) -> A:
         """The answer, once it is here."""
         try:
-            self.connection.wait(self.ticket)
+            self.connection.wait(self.pending)
         except ServerAwayError as error:
             if self.instead is None:
                 raise
@@ -88,8 +104,8 @@ class RemoteShard:
         self._wire, self._away = wire_code(wire), away
         if isinstance(keys, Path | str):
             keys = ClientKeys.read(keys)
-        patience = Patience(None if away == "wait" else deadline_s, retry_s)
-        self.connection = Connection(
+        patience = WaitPolicy(None if away == "wait" else deadline_s, retry_s)
+        self.connection = ServerConnection(
             address, name=name, keys=keys, patience=patience, counters=counters
         )
         self._outputs = Recycler()
@@ -125,7 +141,7 @@ class RemoteShard:
         missing: Missing = "zeros",
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
-    ) -> Underway[Lookup]:
+    ) -> InFlightAnswer[Lookup]:
         """Rows of `keys`, into `out` if given."""
         keys = as_keys(keys, len(self.names))
         arguments.missing_rule(missing)
@@ -146,28 +162,28 @@ class RemoteShard:
             zeros_into(rows)
             return found
 
-        request = Request(Verb.LOOKUP, options=options, splits=keys.splits)
-        ticket = self.start(request, [buffer_of(keys.ids)], RowsInto(rows))
-        return Underway(self.connection, ticket, lambda: found, zeros)
+        request = ServerRequest(Verb.LOOKUP, options=options, splits=keys.splits)
+        pending = self.start(request, [buffer_of(keys.ids)], RowsInto(rows))
+        return InFlightAnswer(self.connection, pending, lambda: found, zeros)
 
-    def start_contains(self, keys: TableKeys) -> Underway[Bool[Tensor, "n"]]:
+    def start_contains(self, keys: TableKeys) -> InFlightAnswer[Bool[Tensor, "n"]]:
         """Whether each key has a row."""
         return self._start_marks(Verb.CONTAINS, keys, torch.bool)
 
-    def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> Underway[Entries]:
+    def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> InFlightAnswer[Entries]:
         """Whole rows of table `k`."""
         checks.tensor("ids", ids, torch.int64, (None,))
         layout = self._layouts[arguments.table_number(k, len(self.names))]
         _check_reply(len(ids), layout)
-        kept = Kept(len(ids) * _entry_bytes(layout) + _SPARE_BYTES)
-        request = Request(Verb.ENTRIES, options=Options(table=k), splits=(0, len(ids)))
-        ticket = self.start(request, [buffer_of(ids)], kept)
+        kept = KeptAnswer(len(ids) * _entry_bytes(layout) + _SPARE_BYTES)
+        request = ServerRequest(Verb.ENTRIES, options=Options(table=k), splits=(0, len(ids)))
+        pending = self.start(request, [buffer_of(ids)], kept)
 
         def entries() -> Entries:
             found = tensor_over(kept.frames[0], torch.bool, len(ids), "marks")
             return _entries(layout, ids, found, kept.frames)
 
-        return Underway(self.connection, ticket, entries)
+        return InFlightAnswer(self.connection, pending, entries)
 
     def scan(self, k: int, rows: int | None = None) -> Iterator[Entries]:
         """All rows of table `k`, in slices of at most about `rows`; a fresh request for each."""
@@ -175,9 +191,9 @@ class RemoteShard:
         most = 0 if rows is None else min(checks.count("rows", rows, least=1), 2**32 - 1)
         cursor, done = 0, False
         while not done:
-            kept = Kept(2 * SLICE_BYTES + _entry_bytes(layout) + _SPARE_BYTES)
+            kept = KeptAnswer(2 * SLICE_BYTES + _entry_bytes(layout) + _SPARE_BYTES)
             options = Options(table=k, rows=most, cursor=cursor)
-            self.connection.wait(self.start(Request(Verb.SCAN, options=options), [], kept))
+            self.connection.wait(self.start(ServerRequest(Verb.SCAN, options=options), [], kept))
             if kept.answer is None:
                 raise FrameError(f"a scan without an answer [{self.connection.where}].")
             cursor, done, n = kept.answer.offset, bool(kept.number(0)), kept.number(1)
@@ -185,28 +201,28 @@ class RemoteShard:
             if n:
                 yield _entries(layout, ids, torch.ones(n, dtype=torch.bool), kept.frames)
 
-    def start_sizes(self) -> Underway[tuple[int, ...]]:
+    def start_sizes(self) -> InFlightAnswer[tuple[int, ...]]:
         """Rows of each table."""
         tables = len(self.names)
-        kept = Kept(8 * tables)
-        ticket = self.start(Request(Verb.SIZES), [], kept)
+        kept = KeptAnswer(8 * tables)
+        pending = self.start(ServerRequest(Verb.SIZES), [], kept)
 
         def sizes() -> tuple[int, ...]:
             return tuple(tensor_over(kept.frames[0], torch.int64, tables, "sizes").tolist())
 
-        return Underway(self.connection, ticket, sizes)
+        return InFlightAnswer(self.connection, pending, sizes)
 
-    def start_stats(self) -> Underway[tuple[TableStats, ...]]:
+    def start_stats(self) -> InFlightAnswer[tuple[TableStats, ...]]:
         """Rows, bytes, load and counts of each table, as its server has them."""
-        kept = Kept(MAX_TEXT_BYTES)
-        ticket = self.start(Request(Verb.STATS), [], kept)
-        return Underway(self.connection, ticket, lambda: tuple(value_of(kept.frames[0])))
+        kept = KeptAnswer(MAX_TEXT_BYTES)
+        pending = self.start(ServerRequest(Verb.STATS), [], kept)
+        return InFlightAnswer(self.connection, pending, lambda: tuple(value_of(kept.frames[0])))
 
-    def start_max_ts(self) -> Underway[int]:
+    def start_max_ts(self) -> InFlightAnswer[int]:
         """The largest `ts` any write gave."""
-        kept = Kept()
-        ticket = self.start(Request(Verb.MAX_TS), [], kept)
-        return Underway(self.connection, ticket, kept.number)
+        kept = KeptAnswer()
+        pending = self.start(ServerRequest(Verb.MAX_TS), [], kept)
+        return InFlightAnswer(self.connection, pending, kept.number)
 
     # ---- writes
 
@@ -220,7 +236,7 @@ class RemoteShard:
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
-    ) -> Underway[Applied]:
+    ) -> InFlightAnswer[Applied]:
         """One optimizer step per table and distinct id; rates are computed here."""
         keys = as_keys(keys, len(self.names))
         if counts is not None:
@@ -243,7 +259,7 @@ class RemoteShard:
 
     def start_assign(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
-    ) -> Underway[Applied]:
+    ) -> InFlightAnswer[Applied]:
         """Sets rows and keeps optimizer state."""
         options = Options(self._wire, ts=checks.count("ts", ts))
         keys = as_keys(keys, len(self.names))
@@ -251,18 +267,18 @@ class RemoteShard:
 
     def start_assign_add(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
-    ) -> Underway[Applied]:
+    ) -> InFlightAnswer[Applied]:
         """Adds to rows; an absent one starts from its first value."""
         options = Options(self._wire, ts=checks.count("ts", ts))
         return self._start_rows(
             Verb.ASSIGN_ADD, as_keys(keys, len(self.names)), "rows", rows, options
         )
 
-    def start_reinitialize(self, keys: TableKeys) -> Underway[Int8[Tensor, "n"]]:
+    def start_reinitialize(self, keys: TableKeys) -> InFlightAnswer[Int8[Tensor, "n"]]:
         """Makes rows as new; 0 = was absent, 1 = was there."""
         return self._start_marks(Verb.REINITIALIZE, keys, torch.int8)
 
-    def start_erase(self, keys: TableKeys) -> Underway[Bool[Tensor, "n"]]:
+    def start_erase(self, keys: TableKeys) -> InFlightAnswer[Bool[Tensor, "n"]]:
         """Removes rows and says which were there."""
         return self._start_marks(Verb.ERASE, keys, torch.bool)
 
@@ -276,15 +292,15 @@ class RemoteShard:
 
     def start_ask(
         self, verb: Verb, order: Mapping[str, Any] | None = None, *, deadline_s: float | None = None
-    ) -> Underway[dict[str, Any]]:
+    ) -> InFlightAnswer[dict[str, Any]]:
         """As `ask`, on its way; an order that may take long needs its own deadline."""
-        kept = Kept(MAX_TEXT_BYTES)
+        kept = KeptAnswer(MAX_TEXT_BYTES)
         frames = [] if order is None else [text_of(order)]
         patience = self.connection.patience
         if deadline_s is not None:
-            patience = Patience(deadline_s, deadline_s)
-        ticket = self.connection.start(Request(verb), frames, kept, patience)
-        return Underway(self.connection, ticket, lambda: dict(value_of(kept.frames[0])))
+            patience = WaitPolicy(deadline_s, deadline_s)
+        pending = self.connection.start(ServerRequest(verb), frames, kept, patience)
+        return InFlightAnswer(self.connection, pending, lambda: dict(value_of(kept.frames[0])))
 
     def health(self, deadline_s: float | None = None) -> dict[str, Any]:
         """State, rows, and what waits."""
@@ -304,15 +320,17 @@ class RemoteShard:
         return config_of(self.ask(Verb.DESCRIBE)["configs"])
 
     def _open(self, config: MultiConfig) -> MultiConfig:
-        kept = Kept(MAX_TEXT_BYTES)
+        kept = KeptAnswer(MAX_TEXT_BYTES)
         frames = [text_of(document_of(config))]
-        self.connection.wait(self.connection.start(Request(Verb.OPEN), frames, kept))
+        self.connection.wait(self.connection.start(ServerRequest(Verb.OPEN), frames, kept))
         self._met = kept.incarnation
         return config
 
     # ---- helpers
 
-    def start(self, request: Request, frames: Sequence[Buffer], sink: Kept | RowsInto) -> Ticket:
+    def start(
+        self, request: ServerRequest, frames: Sequence[Buffer], sink: KeptAnswer | RowsInto
+    ) -> PendingRequest:
         """Sends a request about the tables; its first frame is the ids. Its answer goes to `sink`.
 
         A server that was restarted without its tables is sent their configs again first.
@@ -333,14 +351,16 @@ class RemoteShard:
                     raise
         return self.connection.start(request, frames, sink)
 
-    def _start_marks(self, verb: Verb, keys: TableKeys, dtype: torch.dtype) -> Underway[Tensor]:
+    def _start_marks(
+        self, verb: Verb, keys: TableKeys, dtype: torch.dtype
+    ) -> InFlightAnswer[Tensor]:
         keys = as_keys(keys, len(self.names))
         n = len(keys.ids)
-        kept = Kept(n)
-        request = Request(verb, splits=keys.splits)
-        ticket = self.start(request, [buffer_of(keys.ids)], kept)
-        return Underway(
-            self.connection, ticket, lambda: tensor_over(kept.frames[0], dtype, n, "marks")
+        kept = KeptAnswer(n)
+        request = ServerRequest(verb, splits=keys.splits)
+        pending = self.start(request, [buffer_of(keys.ids)], kept)
+        return InFlightAnswer(
+            self.connection, pending, lambda: tensor_over(kept.frames[0], dtype, n, "marks")
         )
 
     def _start_rows(
@@ -352,20 +372,20 @@ class RemoteShard:
         options: Options = NO_OPTIONS,
         rates: tuple[float, ...] = (),
         more: Sequence[Buffer] = (),
-    ) -> Underway[Applied]:
+    ) -> InFlightAnswer[Applied]:
         floats = parts.float_offsets(keys.splits, self.dims)[-1]
         rows = rows.view(-1) if len(self.dims) == 1 and rows.dim() == 2 else rows
         rows = parts.flat_rows(what, rows, floats)
         if 4 * floats > MAX_FRAME_BYTES:
             check_room(floats, self._wire)
-        kept = Kept()
-        request = Request(verb, options=options, splits=keys.splits, rates=rates)
+        kept = KeptAnswer()
+        request = ServerRequest(verb, options=options, splits=keys.splits, rates=rates)
         sent = narrowed(rows.detach(), self._wire) if self._wire else rows.detach()
         frames = [buffer_of(keys.ids), buffer_of(sent), *more]
-        ticket = self.start(request, frames, kept)
-        return Underway(
+        pending = self.start(request, frames, kept)
+        return InFlightAnswer(
             self.connection,
-            ticket,
+            pending,
             lambda: Applied.of(kept.number(0), kept.number(1), kept.number(2)),
         )
 
@@ -390,3 +410,81 @@ def _entries(layout: RowLayout, ids: Tensor, found: Tensor, frames: Sequence[Buf
     raw = tensor_over(frames[2], torch.float32, n * floats, "states").view(n, floats)
     ts = tensor_over(frames[3], torch.int64, n, "times")
     return Entries(ids, found, rows, layout.split(raw), ts)
+
+
+def connect(
+    addresses: Sequence[str],
+    configs: Mapping[str, TableConfig] | Sequence[Mapping[str, TableConfig]] | None = None,
+    *,
+    wire: torch.dtype = torch.float32,
+    deadline_s: float | None = None,
+    keys: ClientKeys | Path | str | None = None,
+    away: Away = "fail",
+) -> list[RemoteShard]:
+    """One shard for each address, in their order: shard i of n is `addresses[i]`.
+
+    `configs` are the tables of every server, or a list with the tables of each server: the same
+    names and dims, where admission rules may differ. Requests have the deadline of training, or
+    `deadline_s`; the first request to a server has the deadline of training in any case.
+    """
+    if isinstance(addresses, str) or not addresses:
+        raise ConfigError(f"servers is {addresses!r}; give a list of at least one address.")
+    each = configs if isinstance(configs, Sequence) else [configs] * len(addresses)
+    if len(each) != len(addresses):
+        raise ConfigError(
+            f"{len(each)} sets of tables for {len(addresses)} servers; give one for all of them, "
+            f"or one for each."
+        )
+    made: list[RemoteShard] = []
+    try:
+        for i, (address, own) in enumerate(zip(addresses, each, strict=True)):
+            full = address if "://" in address else f"tcp://{address}"
+            name = f"{i}/{len(addresses)}"
+            made.append(RemoteShard(full, own, name=name, keys=keys, wire=wire, away=away))
+    except BaseException:
+        for shard in made:
+            shard.close()
+        raise
+    if deadline_s is not None:
+        for shard in made:
+            shard.connection.patience = WaitPolicy(deadline_s, shard.connection.patience.retry_s)
+    return made
+
+
+_RETRY_S = 1.0
+
+
+def status_of(
+    addresses: Sequence[str], *, keys: Path | None = None, deadline_s: float = 5.0
+) -> list[dict[str, Any]]:
+    """For each address its health and counters, or an error; all are asked at once."""
+    own = None if keys is None else ClientKeys.read(keys)
+    patience = WaitPolicy(deadline_s, _RETRY_S)
+    asked = []
+    try:
+        for address in addresses:
+            full = address if "://" in address else f"tcp://{address}"
+            connection = ServerConnection(full, keys=own, patience=patience)
+            verbs = (Verb.HEALTH, Verb.COUNTERS)
+            kept = [KeptAnswer() for _ in verbs]
+            in_flight = [
+                connection.start(ServerRequest(verb), [], sink)
+                for verb, sink in zip(verbs, kept, strict=True)
+            ]
+            asked.append((address, connection, kept, in_flight))
+        return [_answer(*one) for one in asked]
+    finally:
+        for _, connection, _, _ in asked:
+            connection.close()
+
+
+def _answer(
+    address: str, connection: ServerConnection, kept: Sequence[KeptAnswer], in_flight: Sequence[Any]
+) -> dict[str, Any]:
+    try:
+        for pending in in_flight:
+            connection.wait(pending)
+    except HedgerowError as error:
+        return {"address": address, "error": str(error)}
+    health, counters = (dict(value_of(one.frames[0])) for one in kept)
+    return {"address": address, "health": health, "counters": counters}

@@ -1,4 +1,4 @@
-"""Saves and loads the tables of all servers: one manifest, any number of servers to any other."""
+"""Saves and loads the tables of all servers from a client, as one checkpoint."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import HedgerowError, InputError
-from ..core.local_path import local_path
-from ..tables.checkpoint.manifest import Manifest
+from ..core.files import local_path
+from ..tables.checkpoint.manifest import CheckpointManifest
 from ..tables.checkpoint.manifest_reader import read_manifest
 from ..tables.checkpoint.routers import Routers, TableRouters
-from ..tables.checkpoint.writer import Dense, Written, disk_error, remove_remains, write_dense
-from .frames import Verb
+from ..tables.checkpoint.writer import Dense, WrittenFiles, disk_error, remove_remains, write_dense
+from .messages import Verb
 from .remote_shard import RemoteShard
 
 DEADLINE_S = 600.0  # of one phase, however many rows
@@ -35,7 +35,7 @@ def save_servers(
     overwrite: bool = False,
     dense: Dense | None = None,
     deadline_s: float = DEADLINE_S,
-) -> Manifest:
+) -> CheckpointManifest:
     """Every server writes its rows into the folder `path`, which all see; the manifest.
 
     `router` is what the clients route by. `dense` is the dense part of a model, which this process
@@ -74,7 +74,7 @@ def save_servers(
 def _written(folder: Path, dense: Dense, mark: str) -> dict[str, Any]:
     """The file of the dense part, as servers tell of theirs."""
     try:
-        return asdict(Written(blobs=(write_dense(folder, dense, mark),)))
+        return asdict(WrittenFiles(blobs=(write_dense(folder, dense, mark),)))
     except OSError as error:
         raise disk_error(folder, error, complete=False, needed=dense.file_bytes) from error
 

@@ -1,30 +1,43 @@
-"""The loop of a server: requests in from the socket, answers out, nothing in between waits."""
+"""A server: the loop that reads requests and sends answers, and the process around it."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
+import socket
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ..core import checks
 from ..core.counters import Counters
 from ..core.errors import ConfigError
-from .backlog import MOST_WAITING, Backlog
+from ..tables.checkpoint.files import make_folder
+from ..tables.config import TableConfig
+from ..tables.multi.several_tables import MultiConfig
+from .checkpoint_service import CheckpointService
 from .clients import Clients
 from .curve import ServerKeys, needs_keys
-from .desk import Desk, Journal
 from .errors import FrameError
-from .frames import MAX_FRAME_BYTES, MAX_FRAMES, Answer, Verb, message, read_request
-from .lanes import Outbox, Room
-from .near_door import Door, Peer, Reply, opened
-from .nearby import listen_nearby
-from .packets import from_head, is_plain
-from .service import Service, failure
-from .short_way import FIRST_FRAME_BYTES, ShortWay
-from .waiting import Waiting
+from .messages import MAX_FRAME_BYTES, MAX_FRAMES, ServerAnswer, Verb, message, read_request
+from .recovery import LogClock, Recovered, Recovery, own_folder, sole_server
+from .request_scheduler import (
+    FIRST_FRAME_BYTES,
+    AnswerQueue,
+    Journal,
+    RequestScheduler,
+    SmallLookupPath,
+    WaitingLimit,
+)
+from .service import TableService, failure
+from .sockets import MOST_WAITING, Backlog, SocketPoller
+from .unix_listener import ReplyAddress, UnixListener, UnixPeer, open_packet
+from .unix_messages import from_head, is_plain, listen_unix
 
 _TURN = 64  # requests read before answers go out
 _LINGER_S = 5  # for the last answers of a server that leaves
@@ -38,7 +51,7 @@ _IDLE_S, _PROBE_S, _PROBES = 60, 15, 4  # until a client whose machine is gone i
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """How much may wait in a server before it says that it is busy."""
 
     requests: int = 1024
@@ -54,14 +67,14 @@ class Server:
 
     def __init__(
         self,
-        service: Service,
+        service: TableService,
         clients: Clients | None = None,
         *,
         name: str = "0/1",
         listen: str = "tcp://127.0.0.1:0",
         keys: ServerKeys | None = None,
         insecure: bool = False,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         journal: Journal | None = None,
         rolled_back_to: int = 0,
         incarnation: int = 0,
@@ -69,45 +82,45 @@ class Server:
         import zmq
 
         needs_keys(listen, keys, insecure)
-        limits = limits or Limits()
+        limits = limits or ServerLimits()
         self._zmq = zmq
         self._more, self._now, self._in = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.POLLIN)
         self._rcvmore, self._events = int(zmq.RCVMORE), int(zmq.EVENTS)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.get_ident()
-        self._outbox = Outbox(self._wake)
+        self._answer_queue = AnswerQueue(self._wake)
         self._stopping = False
         self._context = zmq.Context()
         self._guard = None if keys is None else keys.guard(self._context)
         try:
             self._socket = self._bind(listen, keys, limits)
             guard = [] if self._guard is None else [self._guard.socket]
-            self._waiting = Waiting(self._socket, self._wake_fd, *guard)
-            self._door = self._open_door(keys)
+            self._waiting = SocketPoller(self._socket, self._wake_fd, *guard)
+            self._listener = self._open_listener(keys)
         except ConfigError:
             self._context.destroy(linger=0)
             os.close(self._wake_fd)
             raise
-        self.desk = Desk(
+        self.scheduler = RequestScheduler(
             service,
             clients or Clients(),
             self._send,
             name=name,
-            room=Room(limits.requests, limits.request_bytes),
+            room=WaitingLimit(limits.requests, limits.request_bytes),
             journal=journal,
             rolled_back_to=rolled_back_to,
             incarnation=incarnation,
         )
-        self._short_way = ShortWay(self.desk)
+        self._small_lookups = SmallLookupPath(self.scheduler)
         self._backlog = Backlog(encrypted=keys is not None)
         self._cut_off: set[bytes] = set()  # clients whose messages may still wait
 
     @property
     def counters(self) -> Counters:
         """Everything counted since the start."""
-        return self.desk.counters
+        return self.scheduler.counters
 
-    def _bind(self, listen: str, keys: ServerKeys | None, limits: Limits) -> Any:
+    def _bind(self, listen: str, keys: ServerKeys | None, limits: ServerLimits) -> Any:
         zmq = self._zmq
         socket: Any = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 1000 * _LINGER_S)
@@ -133,9 +146,9 @@ class Server:
         self.address = socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
         return socket
 
-    def _open_door(self, keys: ServerKeys | None) -> Door | None:
-        listening = None if keys is not None else listen_nearby(self.address)
-        return None if listening is None else Door(listening, self._waiting)
+    def _open_listener(self, keys: ServerKeys | None) -> UnixListener | None:
+        listening = None if keys is not None else listen_unix(self.address)
+        return None if listening is None else UnixListener(listening, self._waiting)
 
     # ---- the loop
 
@@ -144,10 +157,10 @@ class Server:
         self._thread = threading.get_ident()
         waiting = self._waiting
         while not self._stopping:
-            pause_ms = None if self._door is None else self._door.pause_ms()
+            pause_ms = None if self._listener is None else self._listener.pause_ms()
             changed = waiting.wait(0 if waiting.has_input(self._socket) else pause_ms)
             self._clear_wake(changed)
-            self._read_nearby(changed)
+            self._read_packets(changed)
             if waiting.has_input(self._socket):
                 self._read_some()
             while self._guard is not None and waiting.has_input(self._guard.socket):
@@ -162,8 +175,8 @@ class Server:
 
     def close(self) -> None:
         """Gives the address back; answers that were sent still go out."""
-        if self._door is not None:
-            self._door.close(_LINGER_S)
+        if self._listener is not None:
+            self._listener.close(_LINGER_S)
         self._socket.close()
         if self._guard is not None:
             self._guard.socket.close()
@@ -172,11 +185,11 @@ class Server:
         os.close(self._wake_fd)
 
     def _drain(self) -> None:
-        self.desk.is_draining = True
+        self.scheduler.is_draining = True
         self._socket.unbind(self.address)  # connections stay: answers still go out
-        if self._door is not None:
-            self._door.shut()
-        self.desk.close()
+        if self._listener is not None:
+            self._listener.shut()
+        self.scheduler.close()
         self._send_waiting()
 
     def _wake(self) -> None:
@@ -213,7 +226,7 @@ class Server:
 
     def _skip(self) -> None:
         """Reads past a message of a client that was cut off."""
-        self._socket.recv_into(self._short_way.room)
+        self._socket.recv_into(self._small_lookups.room)
         while self._has_more():
             self._socket.recv(copy=False)
 
@@ -226,38 +239,38 @@ class Server:
         self.counters.add("clients_cut_off")
         logging.getLogger("hedgerow").warning(
             "server %s: cut off a client with more than %d messages waiting to be read",
-            *(self.desk.name, MOST_WAITING),
+            *(self.scheduler.name, MOST_WAITING),
         )
 
-    def _read_nearby(self, changed: list[tuple[int, int]]) -> None:
+    def _read_packets(self, changed: list[tuple[int, int]]) -> None:
         """One packet of each client that has sent some: none has to wait for another's many."""
         for descriptor, what in changed:
-            peer = None if self._door is None else self._door.came(descriptor, what)
+            peer = None if self._listener is None else self._listener.came(descriptor, what)
             if peer is not None:
                 self._take_packet(peer)
 
-    def _take_packet(self, peer: Peer) -> None:
-        length, fds = peer.receive(self._short_way.room)
+    def _take_packet(self, peer: UnixPeer) -> None:
+        length, fds = peer.receive(self._small_lookups.room)
         try:
             if length > 0:
                 self._answer_packet(peer, length, fds)
-            elif not length and self._door is not None:
-                self._door.lose(peer)
+            elif not length and self._listener is not None:
+                self._listener.lose(peer)
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _answer_packet(self, peer: Peer, length: int, fds: list[int]) -> None:
-        to, first = Reply(peer), self._short_way.room[:length]
+    def _answer_packet(self, peer: UnixPeer, length: int, fds: list[int]) -> None:
+        to, first = ReplyAddress(peer), self._small_lookups.room[:length]
         try:
             if is_plain(first):
-                answer = self._short_way.answer(length)
+                answer = self._small_lookups.answer(length)
                 if answer is None:
                     self._take_frames(to, [bytes(first)], length)
                 else:
                     self._send_packet(peer, [answer])
                 return
-            to, head, buffers = opened(peer, memoryview(bytes(first)), fds)
+            to, head, buffers = open_packet(peer, memoryview(bytes(first)), fds)
             frames = [head, *buffers]
             self._take_frames(to, frames, sum(len(frame) for frame in frames))
         except FrameError as error:
@@ -266,24 +279,24 @@ class Server:
             self._tell_fault(to, from_head(first), error)
 
     def _take(self, to: bytes) -> None:
-        length = self._socket.recv_into(self._short_way.room)
+        length = self._socket.recv_into(self._small_lookups.room)
         try:
-            answer = None if self._has_more() else self._short_way.answer(length)
+            answer = None if self._has_more() else self._small_lookups.answer(length)
             if answer is None:
                 self._take_any(to, length)
             else:
                 self._count(to, 1, length)
                 self._send_frames(to, [answer])
         except Exception as error:  # a fault of ours must not end the loop
-            self._tell_fault(to, self._short_way.room[:length], error)
+            self._tell_fault(to, self._small_lookups.room[:length], error)
 
     def _tell_fault(self, to: object, first: memoryview, error: Exception) -> None:
-        logging.getLogger("hedgerow").exception("server %s: a fault", self.desk.name)
+        logging.getLogger("hedgerow").exception("server %s: a fault", self.scheduler.name)
         self.counters.add("faults")
         self._send(to, _sequence_of([first]), failure(Verb.HEALTH, error))
 
     def _take_any(self, to: bytes, length: int) -> None:
-        frames: list[Any] = [bytes(self._short_way.room[:length])]
+        frames: list[Any] = [bytes(self._small_lookups.room[:length])]
         total, count = length, 1
         while self._has_more():
             frame = self._socket.recv(copy=False)
@@ -304,9 +317,9 @@ class Server:
         except FrameError as error:
             self._refuse(to, frames, error)
             return
-        if isinstance(to, Reply):
+        if isinstance(to, ReplyAddress):
             request.room = to.room
-        self.desk.take(to, request, total)
+        self.scheduler.take(to, request, total)
 
     def _has_more(self) -> bool:
         return bool(self._socket.getsockopt(self._rcvmore))
@@ -320,9 +333,9 @@ class Server:
 
     # ---- out
 
-    def _send(self, to: object, sequence: int, answer: Answer) -> None:
-        head = answer.head(sequence, self.desk.incarnation)
-        if isinstance(to, Reply):
+    def _send(self, to: object, sequence: int, answer: ServerAnswer) -> None:
+        head = answer.head(sequence, self.scheduler.incarnation)
+        if isinstance(to, ReplyAddress):
             try:
                 pieces, to = to.packet(head, answer.frames), to.peer
             except FrameError as error:  # its client shares less memory than it asks to be filled
@@ -333,20 +346,20 @@ class Server:
         if threading.get_ident() == self._thread:
             self._send_now(to, pieces)
         else:
-            self._outbox.put(to, pieces)
+            self._answer_queue.put(to, pieces)
 
     def _send_waiting(self) -> None:
-        while (found := self._outbox.take()) is not None:
+        while (found := self._answer_queue.take()) is not None:
             self._send_now(*found)
 
     def _send_now(self, to: Any, pieces: Sequence[Any]) -> None:
-        if isinstance(to, Peer):
+        if isinstance(to, UnixPeer):
             self._send_packet(to, pieces)
         else:
             self._send_frames(to, pieces)
 
-    def _send_packet(self, peer: Peer, pieces: Sequence[Any]) -> None:
-        if self._door is None or not self._door.send(peer, pieces):
+    def _send_packet(self, peer: UnixPeer, pieces: Sequence[Any]) -> None:
+        if self._listener is None or not self._listener.send(peer, pieces):
             self.counters.add("answers_dropped")
 
     def _send_frames(self, to: Any, frames: Sequence[Any]) -> None:
@@ -369,3 +382,181 @@ def _sequence_of(frames: list[Any]) -> int:
     if not frames or len(frames[0]) < place + 8:
         return 0
     return int.from_bytes(bytes(frames[0][place : place + 8]), "little")
+
+
+_SWITCH_S = 0.0005  # threads of a server hold the interpreter for microseconds at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlan:
+    """What a server is to be."""
+
+    shard: int
+    shards: int
+    listen: str
+    tables: MultiConfig | None = None
+    keys: Path | None = None
+    insecure: bool = False
+    checkpoint: Path | None = None
+    durability: str = "checkpoint"
+
+    def __post_init__(self) -> None:
+        checks.choice("ServerPlan", "durability", self.durability, ("checkpoint", "log"))
+        if self.durability == "log" and self.checkpoint is None:
+            raise ConfigError("durability is 'log' without a folder; pass --checkpoint DIR.")
+
+    @staticmethod
+    def of(
+        shard: str,
+        listen: str,
+        *,
+        tables: Sequence[TableConfig] | None = None,
+        keys: Path | None = None,
+        insecure: bool = False,
+        checkpoint: Path | None = None,
+        durability: str = "checkpoint",
+    ) -> ServerPlan:
+        """From what a command line says.
+
+        >>> ServerPlan.of("1/4", "127.0.0.1:0").listen
+        'tcp://127.0.0.1:0'
+        """
+        number, _, count = shard.partition("/")
+        if not (number.isdigit() and count.isdigit() and int(number) < int(count)):
+            raise ConfigError(f"shard is {shard!r}; it must be i/n with i from 0 to n-1, as 0/4.")
+        return ServerPlan(
+            shard=int(number),
+            shards=int(count),
+            listen=listen if "://" in listen else f"tcp://{listen}",
+            tables=None if tables is None else MultiConfig.of({t.name: t for t in tables}),
+            keys=keys,
+            insecure=insecure,
+            checkpoint=checkpoint,
+            durability=durability,
+        )
+
+    @property
+    def name(self) -> str:
+        """As errors call it: `1/4`."""
+        return f"{self.shard}/{self.shards}"
+
+    @property
+    def folder(self) -> Path | None:
+        """The server's own, below the one that all are given."""
+        return self.checkpoint and own_folder(self.checkpoint, self.shard, self.shards)
+
+
+def serve(
+    plan: ServerPlan,
+    tell: Callable[[str], None],
+    stop_with: Callable[[Callable[[], None]], None] | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT; `tell` gets the address once clients may come.
+
+    With `stop_with`, which gets what ends the server from any thread, signals are left alone.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    stopped_by = stop_with or _by_signals
+    if plan.folder is None:
+        _serve(plan, tell, stopped_by)
+        return
+    make_folder(plan.folder)
+    with sole_server(plan.folder):
+        _serve(plan, tell, stopped_by)
+
+
+def _serve(
+    plan: ServerPlan,
+    tell: Callable[[str], None],
+    stopped_by: Callable[[Callable[[], None]], None],
+) -> None:
+    keys = None if plan.keys is None else ServerKeys.read(plan.keys)
+    clock = LogClock() if plan.durability == "log" else None
+    service, clients = TableService(clock), Clients()
+    if plan.tables is not None:
+        service.open(plan.tables)
+    start = _recover(plan, service, clients, clock)
+    service.note_start()
+    server = Server(
+        service,
+        clients,
+        name=plan.name,
+        listen=plan.listen,
+        keys=keys,
+        insecure=plan.insecure,
+        journal=start.log,
+        rolled_back_to=start.step,
+        incarnation=start.incarnation,
+    )
+    checkpoints = CheckpointService(
+        server.scheduler, plan.shard, plan.shards, folder=plan.folder, log=start.log
+    )
+    server.scheduler.checkpoints = checkpoints
+    stopped_by(server.stop)
+    try:
+        checkpoints.begin()
+        tell(server.address)
+        server.run()
+        checkpoints.leave()
+    finally:
+        server.close()
+
+
+def serve_shard(
+    shard: str,
+    listen: str,
+    *,
+    tell: Callable[[str], None],
+    stop_with: Callable[[Callable[[], None]], None],
+    keys: Path | None,
+    insecure: bool,
+    checkpoint: Path | None,
+    durability: str,
+) -> None:
+    """`serve`, for launchers that start it by its name."""
+    plan = ServerPlan.of(
+        shard,
+        listen,
+        keys=keys,
+        insecure=insecure,
+        checkpoint=checkpoint,
+        durability=durability,
+    )
+    serve(plan, tell, stop_with)
+
+
+def _by_signals(stop: Callable[[], None]) -> None:
+    """SIGTERM or SIGINT stops, also one that comes just before the main thread goes to sleep.
+
+    Python's own handlers wait for that thread, which may sleep in a poll that nobody wakes any
+    more. What the system's handler writes to the wakeup file another thread reads at once.
+    """
+    told, tell = socket.socketpair()
+    tell.setblocking(False)
+    signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)
+
+    ends = (told, tell)
+    thread = threading.Thread(target=_stop_when_told, args=(stop, ends), daemon=True)
+    thread.start()
+
+
+def _stop_when_told(stop: Callable[[], None], ends: tuple[socket.socket, socket.socket]) -> None:
+    """Keeps both ends open for good: later signals are written, too, and change nothing."""
+    told, _ = ends
+    told.recv(1)
+    stop()
+    while told.recv(1):
+        continue
+
+
+def _recover(
+    plan: ServerPlan, service: TableService, clients: Clients, clock: LogClock | None
+) -> Recovered:
+    if plan.checkpoint is None:
+        return Recovered()
+    import pyarrow  # noqa: F401 - now: a save loads it in a thread that gives way to all others
+
+    recovery = Recovery(plan.checkpoint, plan.shard, plan.shards, service, clients)
+    return recovery.from_checkpoint() if clock is None else recovery.from_log(clock)

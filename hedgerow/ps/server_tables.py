@@ -1,66 +1,210 @@
-"""Tables whose rows are spread over many servers, as one store of rows."""
+"""A RowStore whose rows are spread over many servers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, cycle, pairwise
+from operator import mul
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from ..core.counters import Timings
 from ..core.errors import (
     ConfigError,
     HedgerowError,
     InputError,
+    NotFiniteError,
 )
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
-from ..core.timings import Timings
 from ..routing.router import Router
 from ..tables import arguments
-from ..tables.bags import Bags, BagsReader
 from ..tables.config import TableConfig
-from ..tables.module_store import SpreadStore
+from ..tables.local_table import MemoryUse, TableStats
+from ..tables.module_store import BagsReader, DistributedStore, FeatureBags
 from ..tables.multi import parts
-from ..tables.multi.by_owner import ByOwner, Packed
-from ..tables.multi.multi_config import MultiConfig
-from ..tables.policy import PLAIN, UpdatePolicy
-from ..tables.schedules import Rate
-from ..tables.stats import MemoryUse, TableStats
-from ..tables.store import Applied, Entries, Joined, Lookup, Missing, TableKeys, as_keys
-from ..tables.summed import SummedGradients, by_lookup, clipped, summed
-from .shard import Pending, Shard
-from .shares import Share, finite_part, joined, shares_of, side_by_side
-from .some_tables import TablesOfShard
-from .worker_checks import check_finite, fixed_rates, rates_now
+from ..tables.multi.parts import first_not_finite, float_offsets
+from ..tables.multi.routed_keys import KeyRouter, RoutedKeys
+from ..tables.multi.several_tables import MultiConfig
+from ..tables.optimizers import Rate, rate_at
+from ..tables.store import (
+    PLAIN,
+    Applied,
+    Entries,
+    Joined,
+    Lookup,
+    Missing,
+    SummedGradients,
+    TableKeys,
+    UpdatePolicy,
+    as_keys,
+    by_lookup,
+    clipped,
+    summed,
+)
+from .shard import PendingAnswer, Shard, ShardView
 
 if TYPE_CHECKING:
     from ..tables.host import HostTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerShare:
+    """What one server is asked: its keys, and where they and their rows lie among all of a call."""
+
+    server: int
+    keys: TableKeys
+    ids: slice
+    floats: slice
+
+
+def shares_of(packed: RoutedKeys) -> list[ServerShare]:
+    """The share of each server that owns any of the packed keys.
+
+    >>> from hedgerow.routing.router import Router
+    >>> from hedgerow.tables.multi.routed_keys import ByOwner
+    >>> keys = TableKeys(torch.tensor([4, 3, 4, 3, 2]), (0, 3, 5))
+    >>> packed = ByOwner((1, 2), [Router("roundrobin", 2)] * 2).pack(keys)
+    >>> [(s.server, s.keys.ids.tolist(), s.keys.splits, s.floats) for s in shares_of(packed)]
+    [(0, [4, 2], (0, 1, 2), slice(0, 3, None)), (1, [3, 3], (0, 1, 2), slice(3, 6, None))]
+    """
+    found, ids_from, floats_from = list[ServerShare](), 0, 0
+    for server, sizes in enumerate(packed.slot_sizes.view(-1, len(packed.dims)).tolist()):
+        splits = (0, *accumulate(sizes))
+        ids = slice(ids_from, ids_from + splits[-1])
+        floats = slice(floats_from, floats_from + sum(map(mul, sizes, packed.dims)))
+        if splits[-1]:
+            found.append(ServerShare(server, TableKeys(packed.ids[ids], splits), ids, floats))
+        ids_from, floats_from = ids.stop, floats.stop
+    return found
+
+
+def joined(packs: Sequence[RoutedKeys]) -> RoutedKeys:
+    """The packed keys of several lookups, side by side for each server and table."""
+    sizes = torch.stack([one.slot_sizes for one in packs]).sum(0)
+    ids, first = side_by_side(packs, [one.ids for one in packs]), packs[0]
+    floats = sum(one.floats for one in packs)
+    return replace(first, ids=ids, slot_sizes=sizes, floats=floats, is_plain=False)
+
+
+def side_by_side(
+    packs: Sequence[RoutedKeys], values: Sequence[Tensor], widths: Sequence[int] = (1,)
+) -> Tensor:
+    """Values of the packed keys of several lookups, `widths` for each key, in their joined order.
+
+    >>> from hedgerow.routing.router import Router
+    >>> from hedgerow.tables.multi.routed_keys import ByOwner
+    >>> owners = ByOwner((1,), [Router("roundrobin", 2)])
+    >>> packs = [owners.pack(TableKeys.of_one(torch.tensor(ids))) for ids in ([1, 2], [2, 4, 3])]
+    >>> side_by_side(packs, [one.ids for one in packs]).tolist()
+    [2, 2, 4, 1, 3]
+    """
+    cells = [
+        part.split(list(map(mul, one.slot_sizes.tolist(), cycle(widths))))
+        for one, part in zip(packs, values, strict=True)
+    ]
+    return torch.cat([cell for of_slot in zip(*cells, strict=True) for cell in of_slot])
+
+
+def finite_part(
+    keys: TableKeys,
+    grads: Float32[Tensor, "floats"],
+    counts: Int64[Tensor, "n"],
+    dims: Sequence[int],
+) -> tuple[TableKeys, Tensor, Tensor, int]:
+    """Without the keys whose sum is not finite, and how many gradients those had."""
+    if first_not_finite(grads) < 0:
+        return keys, grads, counts, 0
+    kept, rows, splits = [], [], [0]
+    at = float_offsets(keys.splits, dims)
+    for k, (start, stop) in enumerate(pairwise(keys.splits)):
+        own = grads[at[k] : at[k + 1]].view(stop - start, dims[k])
+        good = own.isfinite().all(1)
+        kept.append(start + good.nonzero().view(-1))
+        rows.append(own[good].view(-1))
+        splits.append(splits[-1] + len(kept[-1]))
+    chosen = torch.cat(kept)
+    dropped = int(counts.sum()) - int(counts[chosen].sum())
+    left = TableKeys(keys.ids[chosen], tuple(splits))
+    return left, torch.cat(rows), counts[chosen], dropped
+
+
+def check_finite(
+    name: str, config: MultiConfig, keys: TableKeys, flat: Float32[Tensor, "floats"]
+) -> None:
+    """Refuses what is not finite for tables that reject it, before any server has changed a row."""
+    if first_not_finite(flat) < 0:
+        return
+    at = float_offsets(keys.splits, config.dims)
+    for table, (start, stop) in zip(config.configs, pairwise(at), strict=True):
+        own = flat[start:stop]
+        found = first_not_finite(own)
+        if found >= 0 and table.not_finite == "reject":
+            row, column = divmod(found, table.dim)
+            raise NotFiniteError(
+                f"{name} of table {table.name!r} at [{row}, {column}] is {float(own[found])}; the "
+                f"table rejects what is not finite, and nothing was sent. Find its source, or make "
+                f"the table with not_finite='drop'."
+            )
+
+
+def rates_of_keys(
+    config: MultiConfig, keys: TableKeys, rates: Sequence[Rate] | None, step: int | None
+) -> list[float]:
+    """One rate a segment, as numbers: servers know no schedules. 0 for a table without keys."""
+    given = config.rates_of(rates)
+    found: list[float] = []
+    for table, own, (start, stop) in zip(config.configs, given, pairwise(keys.splits), strict=True):
+        sources = own
+        if sources is None:
+            sources = [s.optimizer.rate() if s.optimizer else 0.0 for s in table.segments]
+        if start == stop:
+            found += [0.0] * len(sources)
+            continue
+        needed = any(callable(source) for source in sources) or any(
+            s.optimizer and s.optimizer.follows_step for s in table.segments
+        )
+        at = arguments.needed_step(step, needed, table.name, "learns")
+        found += [rate_at(source, at) for source in sources]
+    return found
+
+
+def fixed_rates(config: MultiConfig) -> tuple[float, ...] | None:
+    """One rate a segment, where no table learns by the step; else None."""
+    optimizers = [segment.optimizer for table in config.configs for segment in table.segments]
+    sources = [rule.rate() if rule else 0.0 for rule in optimizers]
+    follow = any(rule and rule.follows_step for rule in optimizers)
+    if follow or any(callable(source) for source in sources):
+        return None
+    return tuple(rate_at(source, 0) for source in sources)
+
 
 A = TypeVar("A")
 S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Routed:
+class Dispatch:
     """How the keys of a lookup were cut for their servers, for an update at the same keys."""
 
     of: ServerTables
-    packed: Packed
-    shares: list[Share]
+    packed: RoutedKeys
+    shares: list[ServerShare]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Given:
     """Gradients of some of the keys that were packed together, and the servers of those."""
 
-    packed: Packed
+    packed: RoutedKeys
     grads: Tensor
     counts: Tensor | None
-    shares: list[Share]
+    shares: list[ServerShare]
     is_whole: bool = True  # whether the gradients are of all keys that were packed
 
 
@@ -74,7 +218,7 @@ class _Leaving:
     counts: Int64[Tensor, "n"]
 
 
-class ServerTables(SpreadStore):
+class ServerTables(DistributedStore):
     """The RowStore of tables whose rows lie on several servers; as safe from many threads as these.
 
     `routers` name the owner of a key, one a table; by default `roundrobin`. A call sends one
@@ -120,7 +264,7 @@ class ServerTables(SpreadStore):
         self.timings = timings or Timings()
         self._outputs = Recycler()
         self._check()
-        self._by_owner = ByOwner(self.dims, self.routers)
+        self._by_owner = KeyRouter(self.dims, self.routers)
         self._rates = fixed_rates(self.config)
 
     def _check(self) -> None:
@@ -151,7 +295,7 @@ class ServerTables(SpreadStore):
         name = self.names[arguments.table_number(k, len(self.names))]
         alone = {name: self.config.configs[k]}
         splits = self.config.segment_splits
-        of_each = [TablesOfShard(shard, [k], splits) for shard in self.shards]
+        of_each = [ShardView(shard, [k], splits) for shard in self.shards]
         return ServerTables(
             of_each,
             alone,
@@ -176,7 +320,7 @@ class ServerTables(SpreadStore):
 
     # ---- reads
 
-    def bags_reader(self, bags: Bags) -> BagsReader | None:
+    def bags_reader(self, bags: FeatureBags) -> BagsReader | None:
         """None: rows come from servers, and are pooled by torch."""
         del bags
         return None
@@ -199,9 +343,9 @@ class ServerTables(SpreadStore):
         rows = self._outputs.take(floats)[0] if out is None else parts.flat_output(out, floats)
         increment_version(rows)  # so that autograd notices if it saved the old values
         answered = rows if packed.is_plain else self._outputs.take(packed.floats)[0]
-        routed = _Routed(self, packed, shares_of(packed))
+        routed = Dispatch(self, packed, shares_of(packed))
 
-        def start(share: Share) -> Pending[Lookup]:
+        def start(share: ServerShare) -> PendingAnswer[Lookup]:
             shard, place = self.shards[share.server], answered[share.floats]
             return shard.start_lookup(share.keys, missing=missing, step=step, out=place)
 
@@ -298,14 +442,14 @@ class ServerTables(SpreadStore):
             check_finite("grads", self.config, keys, flat)
         now = self._rates if rates is None else None
         if now is None:
-            now = rates_now(self.config, keys, rates, step)
+            now = rates_of_keys(self.config, keys, rates, step)
         dedup = self._dedup and not per_occurrence
         if counts is not None or policy.clip is not None:
             at, flat, counts = _each_key_once(at, flat, counts, self.dims, dedup=dedup)
         sent = self._summed(at, flat, counts, dedup=dedup)
         dropped = 0
 
-        def start(one: _Leaving) -> Pending[Applied]:
+        def start(one: _Leaving) -> PendingAnswer[Applied]:
             nonlocal dropped
             own, its_sums, its_counts = one.keys, one.grads, one.counts
             if policy.clip is not None:
@@ -342,7 +486,7 @@ class ServerTables(SpreadStore):
         lookup = at if isinstance(at, Lookup) and dedup == self._dedup else None
         for one, own, its_counts in by_lookup(lookup, flat, counts) if lookup else ():
             routed, places = one.epoch, one.slots
-            if not (isinstance(routed, _Routed) and routed.of is self and places is not None):
+            if not (isinstance(routed, Dispatch) and routed.of is self and places is not None):
                 given.clear()  # another store made it
                 break
             packed, whole = routed.packed, len(places) == len(routed.packed.places)
@@ -353,7 +497,7 @@ class ServerTables(SpreadStore):
             keys = as_keys(at.keys if isinstance(at, Lookup) else at, len(self.names))
             packed = self._by_owner.pack(keys, dedup=dedup)
             given = [_Given(packed, flat, counts, shares_of(packed))]
-        packs, sums, seen = list[Packed](), list[Tensor](), list[Tensor]()
+        packs, sums, seen = list[RoutedKeys](), list[Tensor](), list[Tensor]()
         whole = True
         for one in given:
             whole = whole and one.is_whole
@@ -410,7 +554,7 @@ class ServerTables(SpreadStore):
     def ask(
         self,
         servers: Iterable[int],
-        start: Callable[[int, Shard], Pending[A]],
+        start: Callable[[int, Shard], PendingAnswer[A]],
         *,
         writes: bool = False,
     ) -> list[A]:
@@ -432,7 +576,7 @@ class ServerTables(SpreadStore):
         self,
         keys: TableKeys | Tensor,
         rows: Tensor,
-        verb: Callable[[Shard], Callable[..., Pending[Applied]]],
+        verb: Callable[[Shard], Callable[..., PendingAnswer[Applied]]],
         ts: int,
     ) -> Applied:
         keys = as_keys(keys, len(self.names))
@@ -441,7 +585,7 @@ class ServerTables(SpreadStore):
         packed = self._by_owner.pack(keys, dedup=False)
         given = packed.in_order(flat)
 
-        def start(share: Share) -> Pending[Applied]:
+        def start(share: ServerShare) -> PendingAnswer[Applied]:
             return verb(self.shards[share.server])(share.keys, given[share.floats], ts=ts)
 
         shares = shares_of(packed)
@@ -450,9 +594,9 @@ class ServerTables(SpreadStore):
     def _statuses(
         self,
         keys: TableKeys | Tensor,
-        verb: Callable[[Shard], Callable[[TableKeys], Pending[Tensor]]],
+        verb: Callable[[Shard], Callable[[TableKeys], PendingAnswer[Tensor]]],
         dtype: torch.dtype,
-        writes_on: Callable[[Share], int] | None,
+        writes_on: Callable[[ServerShare], int] | None,
     ) -> Tensor:
         packed = self._by_owner.pack(as_keys(keys, len(self.names)), dedup=False)
         found = torch.empty(len(packed.ids), dtype=dtype)
@@ -508,13 +652,13 @@ def _each_key_once(
     return one.at, one.grads, one.counts
 
 
-def _server_of(share: Share | _Leaving) -> int:
+def _server_of(share: ServerShare | _Leaving) -> int:
     return share.server
 
 
 def _answers(
     shares: Iterable[S],
-    start: Callable[[S], Pending[A]],
+    start: Callable[[S], PendingAnswer[A]],
     writes_on: Callable[[S], int] | None = None,
 ) -> Iterator[tuple[S, A]]:
     """The answers to all shares, asked at once; one that fails is raised when none is under way.
@@ -522,7 +666,7 @@ def _answers(
     Of writes, `writes_on` gives the server of a share: the error says which have done their part.
     """
     every = list(shares)
-    waiting: list[tuple[S, Pending[A]]] = []
+    waiting: list[tuple[S, PendingAnswer[A]]] = []
     failed: BaseException | None = None
     for share in every:
         try:

@@ -1,24 +1,26 @@
-"""One shard of several tables, wherever it lives: what is asked of it can be under way."""
+"""The protocol of a shard, and shards: in this process, with fp16 on the wire, of some tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from ..core.shapes import Bool, Float32, Int8, Int64
+from ..tables.local_table import TableStats, table_stats
 from ..tables.multi.host_tables import HostTables
-from ..tables.schedules import Rate
-from ..tables.stats import TableStats, table_stats
+from ..tables.optimizers import Rate
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 
 
-class Pending(Protocol[A_co]):
+class PendingAnswer(Protocol[A_co]):
     """An answer on its way."""
 
     def wait(self) -> A_co:
@@ -27,7 +29,7 @@ class Pending(Protocol[A_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Here(Generic[A]):
+class ReadyAnswer(Generic[A]):
     """An answer that is here already."""
 
     answer: A
@@ -61,7 +63,7 @@ class Shard(Protocol):
         missing: Missing = "zeros",
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
-    ) -> Pending[Lookup]:
+    ) -> PendingAnswer[Lookup]:
         """Rows of `keys`, into `out` if given; nobody reads `out` before the answer is here."""
         ...
 
@@ -75,36 +77,36 @@ class Shard(Protocol):
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
-    ) -> Pending[Applied]:
+    ) -> PendingAnswer[Applied]:
         """One optimizer step per table and distinct id. Keys and gradients stay as they are until
         the answer is here."""
         ...
 
     def start_assign(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
-    ) -> Pending[Applied]:
+    ) -> PendingAnswer[Applied]:
         """Sets rows and keeps optimizer state."""
         ...
 
     def start_assign_add(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
-    ) -> Pending[Applied]:
+    ) -> PendingAnswer[Applied]:
         """Adds to rows; an absent one starts from its first value."""
         ...
 
-    def start_reinitialize(self, keys: TableKeys) -> Pending[Int8[Tensor, "n"]]:
+    def start_reinitialize(self, keys: TableKeys) -> PendingAnswer[Int8[Tensor, "n"]]:
         """Makes rows as new; 0 = was absent, 1 = was there."""
         ...
 
-    def start_contains(self, keys: TableKeys) -> Pending[Bool[Tensor, "n"]]:
+    def start_contains(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
         """Whether each key has a row."""
         ...
 
-    def start_erase(self, keys: TableKeys) -> Pending[Bool[Tensor, "n"]]:
+    def start_erase(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
         """Removes rows and says which were there."""
         ...
 
-    def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> Pending[Entries]:
+    def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> PendingAnswer[Entries]:
         """Whole rows of table `k`."""
         ...
 
@@ -112,15 +114,15 @@ class Shard(Protocol):
         """All rows of table `k`, in slices of about `rows`."""
         ...
 
-    def start_sizes(self) -> Pending[tuple[int, ...]]:
+    def start_sizes(self) -> PendingAnswer[tuple[int, ...]]:
         """Rows of each table."""
         ...
 
-    def start_stats(self) -> Pending[tuple[TableStats, ...]]:
+    def start_stats(self) -> PendingAnswer[tuple[TableStats, ...]]:
         """Rows, bytes, load and counts of each table."""
         ...
 
-    def start_max_ts(self) -> Pending[int]:
+    def start_max_ts(self) -> PendingAnswer[int]:
         """The largest `ts` any write gave."""
         ...
 
@@ -161,9 +163,9 @@ class LocalShard:
         missing: Missing = "zeros",
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
-    ) -> Here[Lookup]:
+    ) -> ReadyAnswer[Lookup]:
         """Rows of `keys`, into `out` if given."""
-        return Here(self.store.lookup(keys, missing=missing, step=step, out=out))
+        return ReadyAnswer(self.store.lookup(keys, missing=missing, step=step, out=out))
 
     def start_apply_gradients(
         self,
@@ -175,7 +177,7 @@ class LocalShard:
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
-    ) -> Here[Applied]:
+    ) -> ReadyAnswer[Applied]:
         """One optimizer step per table and distinct id."""
         applied = self.store.apply_gradients(
             keys,
@@ -186,48 +188,312 @@ class LocalShard:
             counts=counts,
             per_occurrence=per_occurrence,
         )
-        return Here(applied)
+        return ReadyAnswer(applied)
 
     def start_assign(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
-    ) -> Here[Applied]:
+    ) -> ReadyAnswer[Applied]:
         """Sets rows and keeps optimizer state."""
-        return Here(self.store.assign(keys, rows, ts=ts))
+        return ReadyAnswer(self.store.assign(keys, rows, ts=ts))
 
     def start_assign_add(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
-    ) -> Here[Applied]:
+    ) -> ReadyAnswer[Applied]:
         """Adds to rows; an absent one starts from its first value."""
-        return Here(self.store.assign_add(keys, rows, ts=ts))
+        return ReadyAnswer(self.store.assign_add(keys, rows, ts=ts))
 
-    def start_reinitialize(self, keys: TableKeys) -> Here[Int8[Tensor, "n"]]:
+    def start_reinitialize(self, keys: TableKeys) -> ReadyAnswer[Int8[Tensor, "n"]]:
         """Makes rows as new; 0 = was absent, 1 = was there."""
-        return Here(self.store.reinitialize(keys))
+        return ReadyAnswer(self.store.reinitialize(keys))
 
-    def start_contains(self, keys: TableKeys) -> Here[Bool[Tensor, "n"]]:
+    def start_contains(self, keys: TableKeys) -> ReadyAnswer[Bool[Tensor, "n"]]:
         """Whether each key has a row."""
-        return Here(self.store.contains(keys))
+        return ReadyAnswer(self.store.contains(keys))
 
-    def start_erase(self, keys: TableKeys) -> Here[Bool[Tensor, "n"]]:
+    def start_erase(self, keys: TableKeys) -> ReadyAnswer[Bool[Tensor, "n"]]:
         """Removes rows and says which were there."""
-        return Here(self.store.erase(keys))
+        return ReadyAnswer(self.store.erase(keys))
 
-    def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> Here[Entries]:
+    def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> ReadyAnswer[Entries]:
         """Whole rows of table `k`."""
-        return Here(self.store.table(k).entries(ids))
+        return ReadyAnswer(self.store.table(k).entries(ids))
 
     def scan(self, k: int, rows: int | None = None) -> Iterator[Entries]:
         """All rows of table `k`, in slices of about `rows`."""
         return self.store.table(k).scan(rows)
 
-    def start_sizes(self) -> Here[tuple[int, ...]]:
+    def start_sizes(self) -> ReadyAnswer[tuple[int, ...]]:
         """Rows of each table."""
-        return Here(tuple(table.size() for table in self.store.tables))
+        return ReadyAnswer(tuple(table.size() for table in self.store.tables))
 
-    def start_stats(self) -> Here[tuple[TableStats, ...]]:
+    def start_stats(self) -> ReadyAnswer[tuple[TableStats, ...]]:
         """Rows, bytes, load and counts of each table."""
-        return Here(tuple(table_stats(table) for table in self.store.tables))
+        return ReadyAnswer(tuple(table_stats(table) for table in self.store.tables))
 
-    def start_max_ts(self) -> Here[int]:
+    def start_max_ts(self) -> ReadyAnswer[int]:
         """The largest `ts` any write gave."""
-        return Here(self.store.max_ts())
+        return ReadyAnswer(self.store.max_ts())
+
+
+@dataclass(frozen=True, slots=True)
+class _RoundedLookup:
+    """Rows on their way, rounded when they are here."""
+
+    pending: PendingAnswer[Lookup]
+
+    def wait(self) -> Lookup:
+        found = self.pending.wait()
+        found.rows.copy_(_half(found.rows))
+        return found
+
+
+def _half(values: Tensor) -> Tensor:
+    return values.to(torch.float16).to(torch.float32)
+
+
+class Fp16Shard:
+    """Rounds looked-up rows and gradients to half, as a wire of half precision does.
+
+    Rows stay float32 where they lie; `assign`, `assign_add` and whole rows travel as they are.
+
+    >>> from hedgerow.ps.shard import LocalShard
+    >>> from hedgerow.tables.config import Segment, TableConfig
+    >>> from hedgerow.tables.initializers import Zeros
+    >>> from hedgerow.tables.multi.host_tables import HostTables
+    >>> from hedgerow.tables.optimizers import Sgd
+    >>> config = TableConfig("any", (Segment(1, Zeros(), Sgd(lr=1.0)),))
+    >>> shard = Fp16Shard(LocalShard(HostTables({"item": config})))
+    >>> keys = TableKeys.of_one(torch.tensor([7]))
+    >>> _ = shard.start_assign(keys, torch.tensor([1.0001])).wait()
+    >>> shard.start_lookup(keys).wait().rows.tolist()
+    [1.0]
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, in byte order."""
+        return self.shard.names
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each table."""
+        return self.shard.dims
+
+    def start_lookup(
+        self,
+        keys: TableKeys,
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Float32[Tensor, "floats"] | None = None,
+    ) -> PendingAnswer[Lookup]:
+        """Rows of `keys`, rounded, into `out` if given."""
+        return _RoundedLookup(self.shard.start_lookup(keys, missing=missing, step=step, out=out))
+
+    def start_apply_gradients(
+        self,
+        keys: TableKeys,
+        grads: Float32[Tensor, "floats"],
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: Int64[Tensor, "n"] | None = None,
+        per_occurrence: bool = False,
+    ) -> PendingAnswer[Applied]:
+        """One optimizer step per table and distinct id, with rounded gradients."""
+        return self.shard.start_apply_gradients(
+            keys,
+            _half(grads),
+            rates=rates,
+            step=step,
+            ts=ts,
+            counts=counts,
+            per_occurrence=per_occurrence,
+        )
+
+    def start_assign(
+        self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
+    ) -> PendingAnswer[Applied]:
+        """Sets rows and keeps optimizer state."""
+        return self.shard.start_assign(keys, rows, ts=ts)
+
+    def start_assign_add(
+        self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
+    ) -> PendingAnswer[Applied]:
+        """Adds to rows; an absent one starts from its first value."""
+        return self.shard.start_assign_add(keys, rows, ts=ts)
+
+    def start_reinitialize(self, keys: TableKeys) -> PendingAnswer[Int8[Tensor, "n"]]:
+        """Makes rows as new; 0 = was absent, 1 = was there."""
+        return self.shard.start_reinitialize(keys)
+
+    def start_contains(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
+        """Whether each key has a row."""
+        return self.shard.start_contains(keys)
+
+    def start_erase(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
+        """Removes rows and says which were there."""
+        return self.shard.start_erase(keys)
+
+    def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> PendingAnswer[Entries]:
+        """Whole rows of table `k`."""
+        return self.shard.start_entries(k, ids)
+
+    def scan(self, k: int, rows: int | None = None) -> Iterator[Entries]:
+        """All rows of table `k`, in slices of about `rows`."""
+        return self.shard.scan(k, rows)
+
+    def start_sizes(self) -> PendingAnswer[tuple[int, ...]]:
+        """Rows of each table."""
+        return self.shard.start_sizes()
+
+    def start_stats(self) -> PendingAnswer[tuple[TableStats, ...]]:
+        """Rows, bytes, load and counts of each table."""
+        return self.shard.start_stats()
+
+    def start_max_ts(self) -> PendingAnswer[int]:
+        """The largest `ts` any write gave."""
+        return self.shard.start_max_ts()
+
+
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, slots=True)
+class _AnswerForSome(Generic[B]):
+    """What is told of some tables, out of what is told of all."""
+
+    pending: PendingAnswer[tuple[B, ...]]
+    of: tuple[int, ...]
+
+    def wait(self) -> tuple[B, ...]:
+        every = self.pending.wait()
+        return tuple(every[k] for k in self.of)
+
+
+class ShardView:
+    """The tables `of` a shard, by number, whose tables have the segments `segment_splits`.
+
+    `max_ts` is that of all its tables.
+
+    >>> import torch
+    >>> from hedgerow.ps.shard import LocalShard
+    >>> from hedgerow.tables.config import Segment, TableConfig
+    >>> from hedgerow.tables.initializers import Zeros
+    >>> from hedgerow.tables.multi.host_tables import HostTables
+    >>> from hedgerow.tables.optimizers import Sgd
+    >>> config = TableConfig("any", (Segment(1, Zeros(), Sgd(lr=1.0)),))
+    >>> both = LocalShard(HostTables({"item": config, "user": config}))
+    >>> user = ShardView(both, [1], (0, 1, 2))
+    >>> user.start_assign(TableKeys.of_one(torch.tensor([7])), torch.ones(1)).wait()
+    Applied(inserted=1, refused=0, dropped=0)
+    >>> user.names, user.start_sizes().wait(), both.start_sizes().wait()
+    (('user',), (1,), (0, 1))
+    """
+
+    def __init__(self, shard: Shard, of: Sequence[int], segment_splits: Sequence[int]) -> None:
+        self.shard, self.of = shard, tuple(sorted(of))
+        self._segments = tuple(segment_splits)  # of all tables of the shard
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """These tables, in byte order."""
+        return tuple(self.shard.names[k] for k in self.of)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each."""
+        return tuple(self.shard.dims[k] for k in self.of)
+
+    def _among(self, keys: TableKeys) -> TableKeys:
+        sizes = dict.fromkeys(range(len(self.shard.names)), 0)
+        sizes.update(zip(self.of, (b - a for a, b in pairwise(keys.splits)), strict=True))
+        return TableKeys(keys.ids, (0, *accumulate(sizes.values())))
+
+    def _rates(self, rates: Sequence[Rate]) -> list[Rate]:
+        """Those of all tables; of tables without keys nobody reads them."""
+        given, every = iter(rates), list[Rate]()
+        for k, (start, stop) in enumerate(pairwise(self._segments)):
+            every += [next(given) if k in self.of else 0.0 for _ in range(start, stop)]
+        return every
+
+    def start_lookup(
+        self,
+        keys: TableKeys,
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Float32[Tensor, "floats"] | None = None,
+    ) -> PendingAnswer[Lookup]:
+        """Rows of `keys`, into `out` if given."""
+        return self.shard.start_lookup(self._among(keys), missing=missing, step=step, out=out)
+
+    def start_apply_gradients(
+        self,
+        keys: TableKeys,
+        grads: Float32[Tensor, "floats"],
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: Int64[Tensor, "n"] | None = None,
+        per_occurrence: bool = False,
+    ) -> PendingAnswer[Applied]:
+        """One optimizer step per distinct id."""
+        return self.shard.start_apply_gradients(
+            self._among(keys),
+            grads,
+            rates=None if rates is None else self._rates(rates),
+            step=step,
+            ts=ts,
+            counts=counts,
+            per_occurrence=per_occurrence,
+        )
+
+    def start_assign(
+        self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
+    ) -> PendingAnswer[Applied]:
+        """Sets rows and keeps optimizer state."""
+        return self.shard.start_assign(self._among(keys), rows, ts=ts)
+
+    def start_assign_add(
+        self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
+    ) -> PendingAnswer[Applied]:
+        """Adds to rows; an absent one starts from its first value."""
+        return self.shard.start_assign_add(self._among(keys), rows, ts=ts)
+
+    def start_reinitialize(self, keys: TableKeys) -> PendingAnswer[Int8[Tensor, "n"]]:
+        """Makes rows as new; 0 = was absent, 1 = was there."""
+        return self.shard.start_reinitialize(self._among(keys))
+
+    def start_contains(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
+        """Whether each key has a row."""
+        return self.shard.start_contains(self._among(keys))
+
+    def start_erase(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
+        """Removes rows and says which were there."""
+        return self.shard.start_erase(self._among(keys))
+
+    def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> PendingAnswer[Entries]:
+        """Whole rows of table `k` of these."""
+        return self.shard.start_entries(self.of[k], ids)
+
+    def scan(self, k: int, rows: int | None = None) -> Iterator[Entries]:
+        """All rows of table `k` of these, in slices of about `rows`."""
+        return self.shard.scan(self.of[k], rows)
+
+    def start_sizes(self) -> PendingAnswer[tuple[int, ...]]:
+        """Rows of each."""
+        return _AnswerForSome(self.shard.start_sizes(), self.of)
+
+    def start_stats(self) -> PendingAnswer[tuple[TableStats, ...]]:
+        """Rows, bytes, load and counts of each."""
+        return _AnswerForSome(self.shard.start_stats(), self.of)
+
+    def start_max_ts(self) -> PendingAnswer[int]:
+        """The largest `ts` any write gave."""
+        return self.shard.start_max_ts()

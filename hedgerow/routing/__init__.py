@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from .dist_types import SUPPORTED_DIST_TYPES as SUPPORTED_DIST_TYPES
+from .router import SUPPORTED_DIST_TYPES as SUPPORTED_DIST_TYPES

@@ -1,9 +1,10 @@
-"""How evenly a sample of keys spreads over ranks under each routing rule, and which rule to use."""
+"""How evenly keys spread over ranks under each routing rule, as figures and a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +12,55 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.errors import InputError
+from ..core.files import Axes, new_figure, save_figure
 from ..core.shapes import Int64
-from .hot_keys import hot_key_advice, hot_key_lines
 from .router import Router, widened
+
+_SHOWN = 5
+_LEAST_SHARE = 0.001  # a key below is not worth a line
+_EVEN = 1.1  # a fullest rank below so many times the mean is nothing to act upon
+_NAMED = 3
+HotKeys = Sequence[tuple[int, float]]  # keys with their share of all, the hottest first
+
+
+def hot_key_lines(top: HotKeys) -> list[str]:
+    """The hottest keys with their shares, a line each.
+
+    >>> hot_key_lines([(7, 0.25), (-1, 0.125)])
+    ['the 2 most frequent keys are 37.5 % of all', '  7  25.0 %', '  -1  12.5 %']
+    """
+    total = sum(share for _, share in top)
+    head = f"the {len(top)} most frequent keys are {100 * total:.1f} % of all"
+    shown = [line for line in top[:_SHOWN] if line[1] >= _LEAST_SHARE]
+    return [head, *(f"  {key}  {100 * share:.1f} %" for key, share in shown)]
+
+
+def hot_key_advice(top: HotKeys, ranks: int, *, raw: float, deduplicated: float) -> str:
+    """What helps, from max/mean over ranks under the recommended rule, raw and de-duplicated.
+
+    >>> hot_key_advice([(7, 0.25)], 8, raw=2.5, deduplicated=1.02)[:49]
+    'Hot keys: 7 (2.00 times the fair share of a rank)'
+    """
+    if raw <= _EVEN:
+        return "Hot keys: none that matter; occurrences spread evenly as they are."
+    if deduplicated > raw / _EVEN:
+        return (
+            "Hot keys: none that matter; ranks differ in their distinct keys, which a hash or more "
+            "keys even out."
+        )
+    hot = [(key, share * ranks) for key, share in top[:_NAMED] if share * ranks >= _EVEN - 1]
+    names = ", ".join(f"{key} ({weight:.2f} times the fair share of a rank)" for key, weight in hot)
+    advice = (
+        f"Hot keys: {names or 'many, none of them large'}. No dist_type can split a key. What "
+        f"helps is to send equal keys of a step once, which the exchange does by itself "
+        f"(dedup=True): the fullest rank has {raw:.2f} times the mean without, "
+        f"{deduplicated:.2f} with it. Copies of hot rows on every rank, or another dist_type, are "
+        f"no help beside it."
+    )
+    if deduplicated <= _EVEN:
+        return advice
+    return f"{advice} What is left are keys of every step: with more keys a step it gets less."
+
 
 STEP_KEYS = 32_768
 """Keys that a source sends at once: equal ones among them travel once."""
@@ -208,3 +255,51 @@ def _dense(distinct: Tensor) -> bool:
     signs = (int(distinct[0]) < 0, int(distinct[-1]) < 0)  # sorted as signed numbers
     span = int(distinct[-1]) - int(distinct[0]) + 1
     return signs[0] == signs[1] and len(distinct) >= _DENSE * span
+
+
+_RAW, _SENT, _FAIR = "#b8c4cf", "#1f4e79", "#b5651d"
+_MOST_LABELS = 32
+
+
+def draw_balance(report: Balance, path: str | Path, *, title: str = "") -> None:
+    """Draws one panel a rule: each rank's share, raw and de-duplicated; 1 is the mean.
+
+    >>> import tempfile, torch
+    >>> from .balance import balance
+    >>> path = Path(tempfile.mkdtemp(), "balance.png")
+    >>> draw_balance(balance(torch.arange(100), 4), path)
+    >>> path.read_bytes()[1:4]
+    b'PNG'
+    """
+    figure = new_figure(9, 2.4 * len(report.rules) + 0.6)
+    head = title or f"{report.keys} keys over {report.ranks} ranks"
+    figure.suptitle(f"{head}; recommended: {report.recommended}", parse_math=False)
+    panels = figure.subplots(len(report.rules), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, rule in zip(panels, report.rules, strict=True):
+        _draw_rule(axes, rule)
+    panels[0].legend(fontsize=8, frameon=False, ncols=3)
+    panels[-1].set_xlabel("rank")
+    save_figure(figure, Path(path))
+
+
+def _draw_rule(axes: Axes, rule: RuleBalance) -> None:
+    ranks = range(len(rule.raw.counts))
+    for shift, colour, name, load in (
+        (-0.2, _RAW, "every occurrence", rule.raw),
+        (0.2, _SENT, "equal keys once a step", rule.deduplicated),
+    ):
+        axes.bar(
+            [rank + shift for rank in ranks], _shares(load), width=0.4, color=colour, label=name
+        )
+    axes.axhline(1.0, color=_FAIR, linewidth=1, linestyle="--", label="mean")
+    if len(ranks) <= _MOST_LABELS:
+        axes.set_xticks(list(ranks))
+    worst = f"max/mean {rule.raw.max_over_mean:.2f} raw, {rule.deduplicated.max_over_mean:.2f} sent"
+    axes.set_title(f"{rule.dist_type}: {worst}", loc="left", fontsize=10, parse_math=False)
+    axes.set_ylabel("times the mean")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _shares(load: Spread) -> list[float]:
+    mean = sum(load.counts) / len(load.counts)
+    return [count / mean for count in load.counts]

@@ -14,8 +14,7 @@ from ..core import checks
 from ..core.errors import DtypeError, InputError
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
-from .dist_types import codes
-from .router import Router, widened
+from .router import Router, codes, widened
 
 MOST_ELEMENTS = 2**31 - 1
 """Keys of a batch, and rows of its result: what a 32-bit place can name."""

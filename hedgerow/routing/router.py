@@ -1,8 +1,8 @@
-"""The one owner function: which shard a key belongs to, under each routing rule."""
+"""Routes keys to shards: which shard owns a key, under each routing rule."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -13,9 +13,74 @@ from ..core import checks
 from ..core.errors import ConfigError, DtypeError
 from ..core.hashing import mix64, signed64
 from ..core.records import Record
-from ..core.shapes import Int64
-from .dist_types import SUPPORTED_DIST_TYPES, check_dist_type
-from .unsigned import below, divide, ordered
+from ..core.shapes import Bool, Int32, Int64
+
+SUPPORTED_DIST_TYPES = ("continuous", "roundrobin", "hash_roundrobin")
+"""What `dist_type` may be; the place in this list is the code of the rule."""
+
+
+def check_dist_type(owner: str, dist_type: str, rows: int | None) -> None:
+    """One of the three words, and rows where the rule needs them.
+
+    >>> check_dist_type("Table", "roundrobin", None)
+    """
+    checks.choice(owner, "dist_type", dist_type, SUPPORTED_DIST_TYPES)
+    if rows is not None:
+        checks.whole(owner, "rows", rows)
+    if dist_type == "continuous" and not rows:
+        raise ConfigError(
+            f"{owner}.dist_type is 'continuous' and rows is {rows}; this rule cuts the ids from 0 "
+            f"on into equal ranges, so pass rows=, the number of ids."
+        )
+
+
+def codes(dist_types: Iterable[str]) -> Int32[Tensor, "features"]:
+    """One number a feature: 0 continuous, 1 roundrobin, 2 hash_roundrobin.
+
+    >>> codes(["hash_roundrobin", "continuous"])
+    tensor([2, 0], dtype=torch.int32)
+    """
+    words = list(dist_types)
+    for word in words:
+        checks.choice("codes", "dist_type", word, SUPPORTED_DIST_TYPES)
+    return torch.tensor([SUPPORTED_DIST_TYPES.index(word) for word in words], dtype=torch.int32)
+
+
+_LEAST_INT64 = -(2**63)  # flipping the top bit turns unsigned order into signed order
+
+
+def unsigned_order(keys: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+    """Numbers whose signed order is the unsigned order of `keys`.
+
+    >>> ordered(torch.tensor([0, -1])).tolist() == [-(2**63), 2**63 - 1]
+    True
+    """
+    return keys ^ _LEAST_INT64
+
+
+def unsigned_below(keys: Int64[Tensor, "n"], limit: int) -> Bool[Tensor, "n"]:
+    """Which keys are below an unsigned number.
+
+    >>> below(torch.tensor([5, -1]), 2**64 - 1).tolist()
+    [True, False]
+    """
+    return unsigned_order(keys) < signed64(limit ^ 2**63)
+
+
+def unsigned_divide(
+    keys: Int64[Tensor, "n"], by: int
+) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+    """Quotient and rest of unsigned keys; `by` lies in 1..2^63-1.
+
+    >>> quotient, rest = divide(torch.tensor([9, -1]), 10)
+    >>> quotient.tolist(), rest.tolist()
+    ([0, 1844674407370955161], [9, 5])
+    """
+    half = (keys >> 1) & (2**63 - 1)  # the mask makes the signed shift a logical one
+    quotient = half.div(by, rounding_mode="floor") << 1
+    rest = keys - quotient * by  # below twice `by`, so perhaps beyond the signed numbers
+    over = ~unsigned_below(rest, by)
+    return quotient + over, torch.where(over, rest - by, rest)
 
 
 @dataclass(frozen=True)
@@ -171,19 +236,19 @@ class Router(Record):
         keys = _plain(ids)
         if not self.renames:
             hashed = mix64(keys) if self.dist_type == "hash_roundrobin" else keys
-            return divide(hashed, self._owning)[1] + int(self.rank0_empty), keys
-        beyond_local, beyond = divide(keys, self._owning)
+            return unsigned_divide(hashed, self._owning)[1] + int(self.rank0_empty), keys
+        beyond_local, beyond = unsigned_divide(keys, self._owning)
         if self.bounds is not None:
             inside, owners, local = self._between_bounds(keys)
         else:
-            inside = below(keys, self.block * self._owning)
-            owners, local = divide(keys, self.block)
+            inside = unsigned_below(keys, self.block * self._owning)
+            owners, local = unsigned_divide(keys, self.block)
         owners = torch.where(inside, owners, beyond) + int(self.rank0_empty)
         return owners, torch.where(inside, local, beyond_local)
 
     def _between_bounds(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         bounds = torch.tensor([signed64(b) for b in self.bounds or ()], device=keys.device)
-        owners = torch.searchsorted(ordered(bounds), ordered(keys), right=True) - 1
+        owners = torch.searchsorted(unsigned_order(bounds), unsigned_order(keys), right=True) - 1
         return owners < self.shards, owners, keys - bounds[owners]
 
 

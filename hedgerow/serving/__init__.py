@@ -1,6 +1,6 @@
-"""Trained models that answer requests: export, versions, servers and clients. Door `hr.serving`.
+"""Trained models that answer requests: export, versions, servers, clients. Public as `hr.serving`.
 
-gRPC and protobuf load with the first server or client that is made, not with this door.
+gRPC and protobuf load with the first server or client that is made, not with this package.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from .client import PredictionClient as PredictionClient
 from .export import export as export
 from .model import ServingError as ServingError
 from .process import Access as Access
-from .publish_strict import publish_strict as publish_strict
+from .process import Replica as Replica
 from .registry import Registry as Registry
-from .replica import Replica as Replica
 from .server import PredictionServer as PredictionServer
 from .tls import Tls as Tls
 
@@ -30,5 +29,4 @@ __all__ = [
     "Tls",
     "export",
     "load_bundle",
-    "publish_strict",
 ]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..core import checks
 from ..core.errors import ConfigError, DtypeError, InputError
 from ..core.id_batch import IdBatch
-from ..nn.pytree import traced_batch
+from ..nn.export_ops import traced_batch
 from .model import TensorSpec
 
 LENGTHS, WEIGHTS = "_lengths", "_weights"

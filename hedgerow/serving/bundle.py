@@ -15,32 +15,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import registry
+from ..core import process_state
 from ..core.errors import FileDamagedError, HedgerowError, NotSupportedError
-from ..core.local_path import local_path
-from ..nn.read_op import ReadableRows
+from ..core.files import local_path
+from ..nn.export_ops import ReadableRows
 from ..routing.router import Router
 from ..tables.config import TableConfig
 from ..tables.multi.host_tables import HostTables
 from .arguments import Arguments, dtype_of
-from .bundle_files import check_plain, checked_bytes
-from .bundle_keys import check_signature, read_key
-from .check_inputs import answers, check_batch, check_specs
-from .dense_program import DenseProgram
-from .followed import Followed
-from .joining import SAMPLES
-from .manifest import (
+from .batching import SAMPLES
+from .bundle_files import (
     MANIFEST,
     OLD_PROGRAM,
     PROGRAM_FILES,
     ROWS,
-    Manifest,
+    BundleManifest,
+    check_plain,
+    check_signature,
+    checked_bytes,
     manifest_bytes,
     parse_manifest,
+    read_key,
 )
+from .calls import check_batch, check_specs, checked_run
+from .live_model import LiveModel
 from .model import DEFAULT_SIGNATURE, Joining, Model, Signature, Tensors, TensorSpec
-from .old_program import read_old_program
-from .program import read_program
+from .program import DenseProgram, read_old_program, read_program
 from .remote_rows import Ask, RemoteRows
 from .row_signatures import row_signatures
 from .rows import read_rows
@@ -69,7 +69,7 @@ class BundleTrust:
         keys = () if key is None else (read_key(Path(key)),)
         return BundleTrust(keys=keys, unsigned=unsigned and not keys, old=old)
 
-    def check(self, folder: Path, manifest: Manifest, data: bytes) -> None:
+    def check(self, folder: Path, manifest: BundleManifest, data: bytes) -> None:
         """Refuses a bundle that is not trusted; `data` are the bytes of its manifest."""
         if self.keys:
             check_signature(folder, self.keys, data)
@@ -141,11 +141,11 @@ def _load(folder: Path, name: str, trust: BundleTrust, ask: Ask | None) -> Model
             copies = Path(stack.enter_context(TemporaryDirectory(prefix="hedgerow-bundle-")))
         files = checked_bytes(folder, manifest.files, wanted, copies)
         rows = _rows(copies or folder, manifest, configs, ask)
-        return _Loading(folder, copies or folder, manifest, files, rows).model(name)
+        return _BundleLoader(folder, copies or folder, manifest, files, rows).model(name)
 
 
 def _rows(
-    folder: Path, manifest: Manifest, configs: dict[str, TableConfig], ask: Ask | None
+    folder: Path, manifest: BundleManifest, configs: dict[str, TableConfig], ask: Ask | None
 ) -> ReadableRows:
     """The rows, here or on servers."""
     if manifest.holds_rows:
@@ -161,14 +161,14 @@ def _rows(
     return RemoteRows(dims, _routers(manifest), ask or (lambda _: {}))
 
 
-class _Loading:
+class _BundleLoader:
     """A bundle whose rows are there, to become a model; its files lie in `checked`."""
 
     def __init__(
         self,
         folder: Path,
         checked: Path,
-        manifest: Manifest,
+        manifest: BundleManifest,
         files: Mapping[str, bytes],
         rows: ReadableRows,
     ) -> None:
@@ -184,7 +184,7 @@ class _Loading:
             self._close.append(store.clear)
         try:
             signatures, program = self._graph()
-            followed = Followed(store, **self._place(), program=program)
+            followed = LiveModel(store, **self._place(), program=program)
             if store is not None:
                 own = row_signatures(store, manifest.multi_table, followed.stamp)
                 signatures |= followed.guarded(own)
@@ -214,7 +214,7 @@ class _Loading:
             program, shared = read_old_program(self._checked / OLD_PROGRAM, inputs, rows)
         else:
             program, shared = read_program(self._files, inputs, rows)
-        self._close.append(lambda: registry.release(shared, rows))
+        self._close.append(lambda: process_state.release(shared, rows))
         if program.outputs() != [*(manifest.outputs or {})]:
             raise FileDamagedError(
                 f"the graph of {self._folder} gives {program.outputs()}; the manifest says "
@@ -231,7 +231,7 @@ class _Loading:
         return {"shard": number, "routers": _routers(manifest)}
 
 
-def _routers(manifest: Manifest) -> dict[str, Router]:
+def _routers(manifest: BundleManifest) -> dict[str, Router]:
     return {
         name: Router(rule["dist_type"], manifest.servers, rows=rule["rows"])
         for name, rule in manifest.routing.items()
@@ -239,7 +239,7 @@ def _routers(manifest: Manifest) -> dict[str, Router]:
 
 
 def _default(
-    manifest: Manifest, arguments: Arguments, run: Callable[[list[Tensor]], Tensors]
+    manifest: BundleManifest, arguments: Arguments, run: Callable[[list[Tensor]], Tensors]
 ) -> Signature:
     inputs = arguments.specs()
     outputs = {
@@ -263,5 +263,5 @@ def _default(
             if cut != SAMPLES and cut not in outputs:
                 raise FileDamagedError(f"output {name!r} is cut by {cut!r}, which is no output.")
         joining = Joining(arguments.samples(), cuts, check)
-    run_checked = answers(inputs, predict)
+    run_checked = checked_run(inputs, predict)
     return Signature(inputs, outputs, run_checked, joining, fields=arguments.fields())

@@ -1,20 +1,24 @@
-"""The way to a gRPC server: channels that take messages of ours and give answers or errors."""
+"""gRPC channels of a client: to one server, and to the replicas of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import HedgerowError, InputError
+from ..core import process_state
+from ..core.errors import HedgerowError, InputError, StateError
 from ..wire.codec import from_bytes, to_bytes
-from ..wire.rpc import CallError, Connection, answer_of
+from ..wire.rpc import CallError, GrpcConnection, answer_of
 from .model import ServingError
 
 if TYPE_CHECKING:
     from ..wire.pool import Message
-    from ..wire.services import Method
+    from ..wire.rpc import Method
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +46,15 @@ class Channel:
 
     def __init__(self, address: str, tls: ClientTls | None = None) -> None:
         self.address = address
-        self._connection = Connection(address, tls, ())
+        self._connection = GrpcConnection(address, tls, ())
 
-    def begin(self, method: Method, request: Message, timeout_s: float | None) -> Pending:
+    def begin(self, method: Method, request: Message, timeout_s: float | None) -> PendingCall:
         """Sends a request; the answer comes later."""
         try:
             future = self._connection.begin(method.path, to_bytes(request), timeout_s)
         except CallError as error:
             raise ServingError(error.code, f"the client of {self.address}: {error}") from error
-        return Pending(self.address, method, future)
+        return PendingCall(self.address, method, future)
 
     def call(self, method: Method, request: Message, timeout_s: float | None) -> Any:
         """Sends a request and waits for its answer."""
@@ -72,7 +76,7 @@ class Channel:
         self.close()
 
 
-class Pending:
+class PendingCall:
     """A call under way."""
 
     def __init__(self, address: str, method: Method, future: Any) -> None:
@@ -93,7 +97,7 @@ class Pending:
         """Gives the call up; harmless after its end."""
         self._future.cancel()
 
-    def when_done(self, tell: Callable[[Pending], None]) -> None:
+    def when_done(self, tell: Callable[[PendingCall], None]) -> None:
         """Calls `tell` at the end, on a thread of gRPC."""
         self._future.add_done_callback(lambda _: tell(self))
 
@@ -117,3 +121,134 @@ def _hint(text: str) -> str:
     if "Hostname Verification" in text:
         return "; the server's certificate is for another name: connect by the name in it."
     return ""
+
+
+_SHARED_NAME = "serving/replicas"
+
+
+@dataclass(slots=True)
+class _OpenChannel:
+    """A channel and how many calls use it."""
+
+    channel: Channel
+    users: int = 0
+
+
+@dataclass(slots=True)
+class _Channels:
+    open: dict[str, _OpenChannel] = field(default_factory=dict)
+    known: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Replicas:
+    """Addresses by key, "ps:1" or "model:ps_1"; `with` makes them those of remote_predict().
+
+    `hedge_after_s` asks a second replica, where there is one, when the first has not answered by
+    then or cannot be reached; the earlier answer counts. Without it every call goes to one replica.
+
+    >>> with Replicas({"ps:0": ["127.0.0.1:8500", "127.0.0.1:8501"]}) as replicas:
+    ...     replicas.target("m:ps_0", 0, None), Replicas.current() is replicas
+    (('ps:0', 'ps_0'), True)
+    """
+
+    def __init__(
+        self,
+        addresses: Mapping[str, Sequence[str]],
+        *,
+        tls: ClientTls | None = None,
+        hedge_after_s: float | None = None,
+    ) -> None:
+        if hedge_after_s is not None and not hedge_after_s >= 0:
+            raise InputError(f"hedge_after_s is {hedge_after_s!r}; it must be at least 0, or None.")
+        self.hedge_after_s = hedge_after_s
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._lines = _Channels()
+        self._named: bool | None = None
+        self._random = random.Random()
+        self.update(addresses)
+
+    @property
+    def named(self) -> bool:
+        """Whether keys have the name of a model in them, as in "model:ps_1" (api version 1)."""
+        return bool(self._named)
+
+    @staticmethod
+    def current() -> Replicas | None:
+        """Those whose `with` this process is in, on any thread."""
+        found = process_state.find(_SHARED_NAME)
+        return found if isinstance(found, Replicas) else None
+
+    def update(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        """Replaces all addresses; calls under way end where they began."""
+        known = {key: tuple(dict.fromkeys(found)) for key, found in addresses.items()}
+        if self._named is None and known:
+            # Decided once: keys do not change their style while a process lives.
+            self._named = any(":ps" in key for key in known)
+        wanted = {address for found in known.values() for address in found}
+        with self._lock:
+            self._lines.known = known
+            gone = [a for a, line in self._lines.open.items() if a not in wanted and not line.users]
+            idle = [self._lines.open.pop(address).channel for address in gone]
+        for channel in idle:
+            channel.close()
+
+    def target(self, model_name: str, task: int, old_model_name: str | None) -> tuple[str, str]:
+        """The key of a model's addresses, and the name that its servers know it by."""
+        if self._named:
+            return model_name, model_name
+        old = old_model_name or f"ps_{task}"
+        return old.replace("_", ":", 1), old
+
+    def choose(self, key: str, count: int = 1) -> list[str]:
+        """Some of a key's addresses, each as likely as the others; fewer where there are fewer."""
+        with self._lock:
+            known = self._lines.known.get(key, ())
+            return self._random.sample(known, min(count, len(known)))
+
+    @contextmanager
+    def channels(self, addresses: Sequence[str]) -> Iterator[list[Channel]]:
+        """The channels to addresses; they stay open inside."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(self._channel(address)) for address in addresses]
+
+    @contextmanager
+    def _channel(self, address: str) -> Iterator[Channel]:
+        with self._lock:
+            line = self._lines.open.get(address)
+            if line is None:
+                line = self._lines.open[address] = _OpenChannel(Channel(address, self._tls))
+            line.users += 1
+        try:
+            yield line.channel
+        finally:
+            with self._lock:
+                line.users -= 1
+                wanted = any(address in found for found in self._lines.known.values())
+                ended = not line.users and not wanted
+                if ended and self._lines.open.get(address) is line:
+                    del self._lines.open[address]
+            if ended:
+                line.channel.close()
+
+    def close(self) -> None:
+        """Forgets all addresses and ends every connection."""
+        with self._lock:
+            lines, self._lines = self._lines, _Channels()
+        for line in lines.open.values():
+            line.channel.close()
+
+    def __enter__(self) -> Replicas:
+        if Replicas.current() is not None:
+            raise StateError("this process has replicas already; update() those.")
+        process_state.register(_SHARED_NAME, self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        process_state.release(_SHARED_NAME, self)
+        self.close()

@@ -16,7 +16,7 @@ from ..core.errors import HedgerowError, InputError
 from ..wire import dtypes, tensors
 from ..wire.codec import from_bytes
 from ..wire.messages import error_codes, tf_serving
-from ..wire.services import MODEL_SERVICE, PREDICTION_SERVICE, Method, methods
+from ..wire.rpc import MODEL_SERVICE, PREDICTION_SERVICE, Method, methods
 from .channels import Channel, ClientTls
 from .model import ServingError
 

@@ -1,42 +1,141 @@
-"""Which function answers which method, and how its errors become codes; bytes in, bytes out."""
+"""Maps gRPC methods to functions: limits on calls and bytes, decoding, errors as status codes."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import HedgerowError
-from ..wire import services
-from ..wire.codec import from_bytes, to_bytes
+from ..wire import rpc
+from ..wire.codec import check_parts, from_bytes, to_bytes
 from ..wire.messages import kserve as messages
 from ..wire.messages import tf_serving
-from ..wire.plain_request import PlainRequest
+from ..wire.predict import PlainRequest
 from ..wire.rpc import abort
-from ..wire.screen import check_parts
-from . import about, answer, kserve, reload
-from .arrivals import Arrivals, InFlight
-from .deadline import within
+from . import kserve, tensorflow_serving
+from .live_model import sync_handler
 from .model import ServingError
-from .push_marks import marked
-from .sync_service import sync_handler
+from .request_context import marked, within
 
 if TYPE_CHECKING:
     from ..wire.pool import Message
-    from ..wire.services import Method
+    from ..wire.rpc import Method
     from ..wire.tensors import Compat
     from .registry import Registry
+
+
+class IncomingCalls:
+    """Calls that wait for a message, `most` at a time: one more ends the oldest. Owns a lock.
+
+    A client that opens calls and sends nothing holds a thread and a place for each. Good clients
+    send their message with the call, and so never wait long enough to be the oldest.
+
+    >>> IncomingCalls(4).take(iter([b"message"]), None)
+    b'message'
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Any] = {}  # contexts, by their identity; the oldest first
+
+    def take(self, messages: Iterator[bytes], context: Any) -> bytes:
+        """The one message of a call."""
+        self._begin(context)
+        try:
+            return next(messages)
+        except StopIteration:
+            raise ServingError("INVALID_ARGUMENT", "the call has no message; send one.") from None
+        finally:
+            self._end(context)
+
+    def each(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """All messages of a call, which waits for each.
+
+        >>> list(IncomingCalls(4).each(iter([b"one", b"two"]), None))
+        [b'one', b'two']
+        """
+        while True:
+            with self.waiting(context):
+                data = next(messages, None)
+            if data is None:
+                return
+            yield data
+
+    @contextmanager
+    def waiting(self, context: Any) -> Iterator[None]:
+        """The call waits while this is open."""
+        self._begin(context)
+        try:
+            yield
+        finally:
+            self._end(context)
+
+    def _begin(self, context: Any) -> None:
+        oldest = None
+        with self._lock:
+            if len(self._waiting) >= self._most:
+                oldest = self._waiting.pop(next(iter(self._waiting)))
+            self._waiting[id(context)] = context
+        if oldest is not None:
+            oldest.cancel()
+
+    def _end(self, context: Any) -> None:
+        with self._lock:
+            self._waiting.pop(id(context), None)
+
+
+class InFlight:
+    """Bytes of the requests that are being answered, `most` at a time. Owns a lock.
+
+    What is read of a request takes several times its bytes, so that all large ones together would
+    fill the memory. A small one counts for nothing.
+
+    >>> bytes_now = InFlight(1 << 20)
+    >>> held = bytes_now.take(1 << 19)
+    >>> bytes_now.give_back(held)
+    """
+
+    SMALL_BYTES = 128 << 10
+
+    def __init__(self, most: int) -> None:
+        self._most, self._now = most, 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> int:
+        """What must be given back. A request that does not fit now is refused, never one alone."""
+        if size <= self.SMALL_BYTES:
+            return 0
+        with self._lock:
+            if self._now and self._now + size > self._most:
+                raise ServingError(
+                    "RESOURCE_EXHAUSTED",
+                    f"requests of {self._now} bytes are being answered, and this one has {size} "
+                    f"more; at most {self._most} at a time: ask again later, or for less at once.",
+                )
+            self._now += size
+        return size
+
+    def give_back(self, size: int) -> None:
+        """Ends what take() began."""
+        if size:
+            with self._lock:
+                self._now -= size
+
 
 Answer = Callable[[Any], "Message | bytes"]
 Observe = Callable[[str, str, float, "Message | PlainRequest | None"], None]
 """Called after each request: the method's path, its code, its seconds, and what was asked (None
 where the bytes were no message)."""
 
-SERVICES = (services.PREDICTION_SERVICE, services.MODEL_SERVICE, services.KSERVE_SERVICE)
+SERVICES = (rpc.PREDICTION_SERVICE, rpc.MODEL_SERVICE, rpc.KSERVE_SERVICE)
 _MOST_TEXT_BYTES = 1500  # an error travels in a header, and clients take 8 KiB of those
 
 
@@ -45,15 +144,17 @@ def answers(
 ) -> dict[str, dict[str, Answer]]:
     """The function of every method, by service and name."""
     return {
-        services.PREDICTION_SERVICE: {
-            "Predict": partial(answer.predict, registry, compat=compat),
-            "GetModelMetadata": partial(about.metadata, registry),
+        rpc.PREDICTION_SERVICE: {
+            "Predict": partial(tensorflow_serving.predict, registry, compat=compat),
+            "GetModelMetadata": partial(tensorflow_serving.metadata, registry),
         },
-        services.MODEL_SERVICE: {
-            "GetModelStatus": partial(about.status, registry),
-            "HandleReloadConfigRequest": partial(reload.reload, registry, root=reload_root),
+        rpc.MODEL_SERVICE: {
+            "GetModelStatus": partial(tensorflow_serving.status, registry),
+            "HandleReloadConfigRequest": partial(
+                tensorflow_serving.reload, registry, root=reload_root
+            ),
         },
-        services.KSERVE_SERVICE: {
+        rpc.KSERVE_SERVICE: {
             "ServerLive": lambda _: messages.ServerLiveResponse(live=True),
             "ServerReady": lambda _: messages.ServerReadyResponse(ready=registry.ready()),
             "ModelReady": lambda request: messages.ModelReadyResponse(
@@ -74,7 +175,7 @@ def handlers(
     compat: Compat = None,
     reload_root: Path | None = None,
     observe: Observe | None = None,
-    arrivals: Arrivals,
+    arrivals: IncomingCalls,
     most_bytes: int,
 ) -> list[Any]:
     """What grpcio calls, one handler a service.
@@ -86,7 +187,7 @@ def handlers(
 
     made, room = [], (arrivals, InFlight(most_bytes))
     for service, functions in answers(registry, compat, reload_root).items():
-        described = services.methods(service)
+        described = rpc.methods(service)
         behaviours = {
             name: grpc.stream_unary_rpc_method_handler(
                 _behaviour(described[name], function, registry, observe, room)
@@ -102,7 +203,7 @@ def _behaviour(
     function: Answer,
     registry: Registry,
     observe: Observe | None,
-    room: tuple[Arrivals, InFlight],
+    room: tuple[IncomingCalls, InFlight],
 ) -> Callable[[Iterator[bytes], Any], bytes]:
     """From a request's bytes to the answer's; an error ends the call with its code."""
     import grpc

@@ -1,8 +1,17 @@
-"""From a trained model to folders that servers load."""
+"""Exports a trained model to versioned folders that servers load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -12,17 +21,137 @@ from torch import nn
 
 from ..core import checks
 from ..core.clock import Clock, SystemClock
-from ..core.errors import DtypeError, StateError
-from ..core.local_path import local_path
-from ..nn.collection import collections_of, undressed
+from ..core.errors import ConfigError, DtypeError, SaveError, StateError
+from ..core.files import local_path
+from ..nn.embedding_modules import collections_of, unwrap
+from ..tables.checkpoint.files import make_folder, sync_folder
 from .arguments import Arguments
-from .bundle_files import entries_below
-from .bundle_keys import read_key, sign
-from .manifest import MANIFEST, ROWS, Manifest, plain_outputs, read_manifest
+from .bundle_files import (
+    MANIFEST,
+    ROWS,
+    BundleManifest,
+    entries_below,
+    plain_outputs,
+    read_key,
+    read_manifest,
+    sign,
+)
 from .program import trace
 from .row_signatures import multi_name
 from .rows import ServedTable, known_ids, plain_routing, served_tables, write_rows
-from .version_folders import check_sub_graph, next_version, publish
+
+PART = ".part"  # the end of the name of a folder that is still being written
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def check_sub_graph(name: str) -> str:
+    """A name that is a folder on every system."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"name is {name!r}; use letters, digits, '_', '-' and '.'.")
+    return name
+
+
+def versions_in(folder: Path) -> list[int]:
+    """The versions of a sub graph, the oldest first.
+
+    >>> versions_in(Path("/nowhere"))
+    []
+    """
+    if not folder.is_dir():
+        return []
+    found = (path.name for path in folder.iterdir() if path.is_dir())
+    return sorted(int(name) for name in found if name.isascii() and name.isdecimal())
+
+
+def next_version(base: Path, sub_graphs: list[str], clock: Clock) -> int:
+    """The time in seconds, or the number after the newest where that is not newer."""
+    there = [v for name in sub_graphs for v in versions_in(base / name)]
+    return max(clock.now_s(), max(there, default=0) + 1)
+
+
+def write_version(folder: Path, write: Callable[[Path], None]) -> None:
+    """Makes a folder with what `write` puts into it, in one instant.
+
+    It is written beside, flushed to the disk and renamed. What a killed process leaves ends in
+    `.part` and is no version; the next publish() on the same machine clears it away.
+    """
+    checks.whole("publish", "version", int(folder.name))
+    make_folder(folder.parent)
+    part = folder.with_name(f".{folder.name}-{_machine()}-{secrets.token_hex(6)}{PART}")
+    try:
+        with _claimed(part):
+            write(part)
+            _flush(part)
+            os.rename(part, folder)  # refused where the folder is there and not empty
+            sync_folder(folder.parent)
+    except OSError as error:
+        raise SaveError(
+            f"{folder} could not be written: {error.strerror or error}. Other versions are "
+            f"untouched."
+        ) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _claimed(part: Path) -> Iterator[None]:
+    """Makes a folder that is locked while it is written, after those nobody writes are gone."""
+    with _locked(part.parent, wait=True):  # so that none is seen between its birth and its lock
+        _sweep(part.parent)
+        part.mkdir()
+        held = ExitStack()
+        held.enter_context(_locked(part, wait=False))
+    with held:
+        yield
+
+
+def _sweep(folder: Path) -> None:
+    """Clears what processes of this machine left: whoever writes holds a lock, which dies with it.
+
+    Locks of other machines may not be seen here, so their folders stay.
+    """
+    for left in folder.glob(f".*-{_machine()}-*{PART}"):
+        try:
+            with _locked(left, wait=False):
+                shutil.rmtree(left)
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):  # that one is being written
+                text = "%s, left by an export that was stopped, stays: %s"
+                logging.getLogger("hedgerow").warning(text, left, error)
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Holds a folder's lock; BlockingIOError where another has it and we do not wait."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has the descriptor, too
+    finally:
+        os.close(fd)
+
+
+def _machine() -> str:
+    """A short name of this machine that may stand in the name of a folder."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+def _flush(folder: Path) -> None:
+    """Everything below is on the disk."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            _flush(path)
+        else:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+    sync_folder(folder)
+
 
 ENTRY = "entry"
 
@@ -74,8 +203,8 @@ def export(
         version = next_version(base, names, clock or SystemClock())
     job = _Export(
         updates=_updates(model),  # before a row is looked at
-        model=undressed(model),
-        arguments=Arguments.of(undressed(model), example, fields),
+        model=unwrap(model),
+        arguments=Arguments.of(unwrap(model), example, fields),
         tables=served_tables(model, rows),
         version=checks.count("version", version),
         servers=servers,
@@ -109,7 +238,7 @@ class _Export:
         if folder.exists():
             read_manifest(folder)  # refuses to leave something else in its place
             return
-        publish(folder, lambda part: self._fill(part, folder.parent.name, server))
+        write_version(folder, lambda part: self._fill(part, folder.parent.name, server))
 
     def _fill(self, part: Path, sub_graph: str, server: int | None) -> None:
         holds_rows = bool(self.tables) and (server is not None or not self.servers)
@@ -121,7 +250,7 @@ class _Export:
             outputs = plain_outputs(written.outputs, written.cuts)
         if holds_rows:
             write_rows(self.tables, part / ROWS, server or 0, max(1, self.servers))
-        manifest = Manifest(
+        manifest = BundleManifest(
             sub_graph=sub_graph,
             version=self.version,
             arguments=None if server is not None else self.arguments.to_list(),

@@ -1,27 +1,132 @@
-"""Watches folders of versions, `<base>/<version>`, and keeps a registry as their policies say."""
+"""Watches folders of versions, `<base>/<version>`, and loads those that a policy selects."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..core import checks
 from ..core.errors import ConfigError
 from .model import Model
-from .policies import Policy
 
 if TYPE_CHECKING:
     from .registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Base of every policy."""
+
+    def candidates(self, found: Iterable[int]) -> list[int]:
+        """The versions to try, the best first."""
+        return sorted(found, reverse=True)
+
+    def most(self) -> int:
+        """How many of them are served at once."""
+        return 1
+
+    def settled(self, available: Iterable[int]) -> bool:
+        """Whether what is served stays, whatever comes."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Latest(Policy):
+    """The newest versions that load.
+
+    >>> Latest().candidates([1, 3, 2])
+    [3, 2, 1]
+    """
+
+    num_versions: int = 1
+
+    def __post_init__(self) -> None:
+        checks.whole("Latest", "num_versions", self.num_versions, least=1)
+
+    def most(self) -> int:
+        """As asked for."""
+        return self.num_versions
+
+
+@dataclass(frozen=True, slots=True)
+class LatestOnce(Policy):
+    """The version that is newest at the start; later ones are left alone, as pushes keep it fresh.
+
+    >>> LatestOnce().settled([1])
+    True
+    """
+
+    def settled(self, available: Iterable[int]) -> bool:
+        """Yes, once one is served."""
+        return any(True for _ in available)
+
+
+@dataclass(frozen=True, slots=True)
+class All(Policy):
+    """Every version there is."""
+
+    def most(self) -> int:
+        """No bound."""
+        return 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Specific(Policy):
+    """The versions named.
+
+    >>> Specific((2, 5)).candidates([1, 2, 3])
+    [2]
+    """
+
+    versions: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.versions, tuple) or not self.versions:
+            raise ConfigError(f"Specific.versions is {self.versions!r}; give a tuple of versions.")
+        for version in self.versions:
+            checks.whole("Specific", "versions", version)
+
+    def candidates(self, found: Iterable[int]) -> list[int]:
+        """Those of them that are there."""
+        return sorted(set(found) & set(self.versions), reverse=True)
+
+    def most(self) -> int:
+        """All of them."""
+        return len(self.versions)
+
+
+def policy_of(policy: Policy | str) -> Policy:
+    """A policy, also from the words of a command line: latest, latest_once, all, specific:3,4.
+
+    >>> policy_of("specific:3,4")
+    Specific(versions=(3, 4))
+    """
+    if isinstance(policy, Policy):
+        return policy
+    named = {"latest": Latest, "latest_once": LatestOnce, "all": All}
+    if policy in named:
+        return named[policy]()
+    word, _, numbers = str(policy).partition(":")
+    parts = numbers.split(",")
+    if word != "specific" or not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigError(
+            f"policy is {policy!r}; it must be 'latest', 'latest_once', 'all' or, for example, "
+            "'specific:3,4'."
+        )
+    return Specific(tuple(int(part) for part in parts))
+
 
 Loader = Callable[[Path, str], Model]
 _Stamp = tuple[int, int]
 _RETRY_S = 60.0  # a folder that was refused and did not change: a disk may have been full
 
 
-class _Watched:
+class _WatchedFolder:
     """A base folder, and which of its versions were refused, when, and as what."""
 
     def __init__(self, name: str, base: Path, policy: Policy) -> None:
@@ -55,7 +160,7 @@ class FolderWatch:
         if not 0 < poll_s <= 86400:
             raise ConfigError(f"poll_s is {poll_s!r}; it must lie in 0..86400 seconds.")
         self._registry, self._load, self._poll_s = registry, load, poll_s
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _WatchedFolder] = {}
         self._lock = threading.Lock()
         self._looking = threading.Lock()  # one look at a time: a version is loaded once
         self._closed = threading.Event()
@@ -67,7 +172,7 @@ class FolderWatch:
             raise ConfigError(
                 "this registry cannot load folders; make it with Registry(load=load_bundle)."
             )
-        watched = _Watched(name, base, policy)
+        watched = _WatchedFolder(name, base, policy)
         with self._lock:
             before = self._watched.get(name)
         if before is not None and before.base != base:
@@ -81,7 +186,7 @@ class FolderWatch:
                 self._thread = threading.Thread(target=self._poll, name="folders", daemon=True)
                 self._thread.start()
 
-    def _check_apart(self, before: _Watched, watched: _Watched) -> None:
+    def _check_apart(self, before: _WatchedFolder, watched: _WatchedFolder) -> None:
         """A version of the new folder is not taken for that of the old one, which would stay."""
         shared = {*self._registry.versions(before.name)} & {*watched.found()}
         if shared:
@@ -126,7 +231,7 @@ class FolderWatch:
         while not self._closed.wait(self._poll_s):
             self.refresh()
 
-    def _look(self, watched: _Watched) -> None:
+    def _look(self, watched: _WatchedFolder) -> None:
         """Loads what the policy wants, and only then takes out of service what it does not."""
         name, policy = watched.name, watched.policy
         with self._lock:
@@ -145,7 +250,7 @@ class FolderWatch:
             if version not in kept:
                 self._registry.remove(name, version)
 
-    def _try(self, watched: _Watched, version: int, folder: Path) -> bool:
+    def _try(self, watched: _WatchedFolder, version: int, folder: Path) -> bool:
         load, name = self._load, watched.name
         if load is None or not watched.worth_trying(version, folder):
             return False

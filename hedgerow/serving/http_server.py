@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import socket
@@ -12,23 +13,160 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from ..core.errors import InputError
-from .http_door import Door
-from .http_reader import RequestReader
+from .tls import is_local
 
 if TYPE_CHECKING:
     from .tls import Tls
+
+
+@dataclass(frozen=True, slots=True)
+class OriginCheck:
+    """Looks at the Host and the Origin of a request.
+
+    A page of another site can make a browser send requests to this server. It says so in Origin,
+    unless its own name was made to lead here (DNS rebinding): then Host has that name.
+
+    >>> check = OriginCheck.of("127.0.0.1:8501", ())
+    >>> check.refusal("localhost:8501", None)
+    ''
+    >>> check.refusal("evil.example", None)
+    "the Host 'evil.example' is none of this server's; allow it with --allow-host NAME."
+    """
+
+    names: frozenset[str]
+    any_ip: bool
+
+    @staticmethod
+    def of(address: str, hosts: Collection[str]) -> OriginCheck:
+        """For a server at an address: it is known by that, by the machine's names and by `hosts`.
+
+        A server that others reach takes every IP address, which no site has as its name.
+        """
+        own = {"localhost", _name(address), *(host.lower() for host in hosts)}
+        local = is_local(address)
+        if not local:
+            own |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+        return OriginCheck(frozenset(own), not local)
+
+    def refusal(self, host: str, origin: str | None) -> str:
+        """Why a request is refused; empty if it is not."""
+        if host and not self._is_own(_name(host)):
+            shown = host[:100]
+            return f"the Host {shown!r} is none of this server's; allow it with --allow-host NAME."
+        if origin is None:
+            return ""
+        try:
+            same = urlsplit(origin).netloc.lower() == host.lower() != ""
+        except ValueError:
+            same = False
+        return "" if same else f"requests of pages of {origin[:100]!r} are refused."
+
+    def _is_own(self, name: str) -> bool:
+        if name in self.names or "*" in self.names:
+            return True
+        try:
+            found = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return self.any_ip or found.is_loopback
+
+
+def _name(host: str) -> str:
+    """A host without its port, as it is compared."""
+    text = host.strip().lower()
+    if text.startswith("["):
+        inner, _, rest = text[1:].partition("]")
+        return inner if not rest or (rest[0] == ":" and rest[1:].isdecimal()) else text
+    name, colon, port = text.rpartition(":")
+    return (name if colon and port.isdecimal() else text).removesuffix(".")
+
+
+_PIECE_BYTES = 1 << 16
+HEAD_BYTES = 1 << 16  # of a request's first line and headers; http.server takes 6.5 MB
+
+
+class RequestReader:
+    """Stands in for the file that http.server reads from. Belongs to one thread.
+
+    A head may take `head_s` seconds from its first byte on, however slowly it comes; otherwise
+    the connection may be silent for `idle_s`.
+    """
+
+    def __init__(self, connection: socket.socket, head_s: float, idle_s: float) -> None:
+        self._connection, self._head_s, self._idle_s = connection, head_s, idle_s
+        self._buffer = bytearray()
+        self.begin()
+
+    def begin(self) -> None:
+        """The next line is the first of a request."""
+        self._left = HEAD_BYTES + 1
+        self._end_s: float | None = None
+        self.unclear = False  # whether a line holds what others may read as two
+
+    def readline(self, limit: int = HEAD_BYTES + 1) -> bytes:
+        """A line of a head; cut where it is too long, empty where the client went away."""
+        if self._left <= 0:
+            raise HTTPException(f"more than {HEAD_BYTES} bytes before the body")
+        most = min(limit, self._left)
+        seen = 0
+        while (end := self._buffer.find(b"\n", seen, most)) < 0 and len(self._buffer) < most:
+            seen = len(self._buffer)
+            if not self._receive():
+                break
+        line = self._take(end + 1 if end >= 0 else most)
+        self._left -= len(line)
+        inner = line[:-2] if line.endswith(b"\r\n") else line[:-1]
+        self.unclear = self.unclear or b"\r" in inner or b"\0" in inner
+        return line
+
+    def read1(self, most: int) -> bytes:
+        """Some bytes of a body; none where the client went away."""
+        self._left, self._end_s = 0, None
+        if not self._buffer:
+            self._receive()
+        return self._take(most)
+
+    def close(self) -> None:
+        """Forgets what was read and not asked for."""
+        self._buffer.clear()
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        if taken and self._left > 0 and self._end_s is None:
+            self._end_s = time.monotonic() + self._head_s
+        return taken
+
+    def _receive(self) -> bool:
+        """Whether more bytes came."""
+        if self._buffer and self._left > 0 and self._end_s is None:
+            self._end_s = time.monotonic() + self._head_s
+        left_s = self._idle_s
+        if self._end_s is not None:
+            left_s = min(left_s, self._end_s - time.monotonic())
+        if left_s <= 0:
+            raise TimeoutError(f"the head of a request took more than {self._head_s} s")
+        self._connection.settimeout(left_s)
+        try:
+            piece = self._connection.recv(_PIECE_BYTES)
+        finally:
+            self._connection.settimeout(self._idle_s)
+        self._buffer += piece
+        return bool(piece)
+
 
 _CHUNK_BYTES = 1 << 16
 _SOCKETS = ("unix:", "unix-abstract:")  # for gRPC; here they would be names of hosts
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HttpLimits:
     """What one server takes from its clients, alone and together."""
 
     body_bytes: int = 32 << 20
@@ -40,7 +178,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """A status, a body and its type."""
 
     status: int
@@ -48,15 +186,15 @@ class Answer:
     kind: str = "application/json"
 
 
-DEFAULT_LIMITS = Limits()
-Respond = Callable[[str, str, bytes], Answer]
+DEFAULT_LIMITS = HttpLimits()
+Respond = Callable[[str, str, bytes], HttpAnswer]
 """Method, path and body of a request in; the answer out. Called by many threads."""
 
 
 class HttpServer:
     """Answers requests by `respond`; `address` tells the port. Owns a lock.
 
-    `hosts` are names under which clients reach it, beside those that Door.of() knows.
+    `hosts` are names under which clients reach it, beside those that OriginCheck.of() knows.
     """
 
     def __init__(
@@ -65,7 +203,7 @@ class HttpServer:
         address: str = "127.0.0.1:0",
         *,
         tls: Tls | None = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: HttpLimits = DEFAULT_LIMITS,
         hosts: Collection[str] = (),
     ) -> None:
         host, _, port = address.rpartition(":")
@@ -73,8 +211,8 @@ class HttpServer:
             raise InputError(f"address is {address!r}; give HOST:PORT, or port 0 for a free one.")
         context = None if tls is None else _context(tls)
         try:
-            door = Door.of(address, hosts)
-            self._server = _Server(host.strip("[]"), int(port), respond, context, limits, door)
+            check = OriginCheck.of(address, hosts)
+            self._server = _Server(host.strip("[]"), int(port), respond, context, limits, check)
         except (OSError, OverflowError) as error:
             raise InputError(f"address {address!r} cannot be listened on: {error}.") from error
         self.address = f"{host}:{self._server.server_address[1]}"
@@ -121,10 +259,10 @@ class _Server(ThreadingHTTPServer):
         port: int,
         respond: Respond,
         context: ssl.SSLContext | None,
-        limits: Limits,
-        door: Door,
+        limits: HttpLimits,
+        check: OriginCheck,
     ) -> None:
-        self.respond, self.limits, self.door, self._context = respond, limits, door, context
+        self.respond, self.limits, self.check, self._context = respond, limits, check, context
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._lock = threading.Condition()
         self._open: set[socket.socket] = set()
@@ -278,7 +416,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError as error:  # http://[
             self._refuse(400, f"Malformed request: {self.path[:100]}: {error}")
             return False
-        reason = self.server.door.refusal(host, origins[0] if origins else None)
+        reason = self.server.check.refusal(host, origins[0] if origins else None)
         if reason:
             self._refuse(403, reason)
         return not reason
@@ -322,9 +460,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: int, text: str) -> None:
         """An error after which nothing more is read: the body is still on its way."""
         self.close_connection = True
-        self._send(Answer(status, json.dumps({"error": text}).encode()))
+        self._send(HttpAnswer(status, json.dumps({"error": text}).encode()))
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: HttpAnswer) -> None:
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.kind)
         self.send_header("Content-Length", str(len(answer.body)))

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
         ModelReadyRequest,
     )
     from ..wire.tensors import Compat
-    from .registry import Registry
-    from .versions import Lease
+    from .registry import Lease, Registry
 
 SIGNATURE_PARAMETER = "signature_name"  # of a request: the protocol has no word for signatures
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..core.errors import HedgerowError
 
 if TYPE_CHECKING:
-    from ..wire.plain_request import PlainRequest
-    from .followed import Followed
+    from ..wire.predict import PlainRequest
+    from .live_model import LiveModel
 
 PREDICT_METHOD = "tensorflow/serving/predict"
 DEFAULT_SIGNATURE = "serving_default"
@@ -93,7 +93,7 @@ class Model:
     version: int
     signatures: Mapping[str, Signature]
     close: Callable[[], None] = field(default=lambda: None)
-    followed: Followed | None = None
+    followed: LiveModel | None = None
 
 
 class ServingError(HedgerowError):

@@ -1,9 +1,11 @@
-"""The dense graph of a model in files: made by torch.export, with one op where rows are read."""
+"""The dense part of a model: traced by torch.export, saved to files, loaded, and run."""
 
 from __future__ import annotations
 
 import json
+import math
 import secrets
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,25 +15,174 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core import registry
-from ..core.errors import FileDamagedError, InputError, NotSupportedError
+from ..core import process_state
+from ..core.errors import DtypeError, FileDamagedError, HedgerowError, InputError, NotSupportedError
 from ..core.ids import Ragged
-from ..nn.freeze import freeze
-from ..nn.frozen import FrozenRows
-from ..nn.read_op import ReadableRows
+from ..nn.export_ops import ReadableRows
+from ..nn.freeze import FrozenRows, freeze
 from .arguments import LENGTHS, Arguments
-from .dense_program import DenseProgram
-from .graph_reader import read_graph
-from .graph_writer import PlainGraph, plain_graph
-from .joining import Cuts, find_cuts
-from .model import TensorSpec
-from .tensor_file import read_tensors, tensor_bytes
+from .batching import Cuts, find_cuts
+from .graph import Graph, PlainGraph, plain_graph, read_graph, tensors_of
+from .model import ServingError, Tensors, TensorSpec
+
+# The words of the format, and the types of torch.
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+_WORDS = {dtype: word for word, dtype in _DTYPES.items()}
+_MOST_HEADER_BYTES = 100_000_000  # as the format says
+_MOST_DIMS = 64
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """The bytes of a file with these tensors.
+
+    >>> read_tensors(tensor_bytes({"w": torch.ones(2)}), "weights")
+    {'w': tensor([1., 1.])}
+    """
+    header: dict[str, Any] = {}
+    parts, at = [], 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _WORDS:
+            raise DtypeError(f"{name} is {tensor.dtype}, which no file of weights holds.")
+        dense = tensor.detach().cpu().contiguous()
+        part = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
+        header[name] = {
+            "dtype": _WORDS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + len(part)],
+        }
+        parts.append(part)
+        at += len(part)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that values begin at a multiple of their size
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+def read_tensors(data: bytes | bytearray, what: str) -> dict[str, Tensor]:
+    """The tensors in the bytes of a file, each checked; `what` is what errors call the file."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(len(data) - 8, _MOST_HEADER_BYTES):
+        raise FileDamagedError(f"{what} is cut off: it has no whole header.")
+    try:
+        header = json.loads(bytes(data[8 : 8 + size]))
+    except (ValueError, RecursionError) as error:
+        raise FileDamagedError(f"{what} has a header that is no JSON: {error}.") from error
+    if not isinstance(header, dict):
+        raise FileDamagedError(f"{what} has a header that is no JSON object.")
+    header.pop("__metadata__", None)
+    values = bytearray(memoryview(data)[8 + size :])  # memory that the tensors may write to
+    found, end = {}, 0
+    for name, entry in header.items():
+        found[name], end = _tensor(values, entry, end, f"{what}, {name!r}")
+    if end != len(values):
+        raise FileDamagedError(f"{what} holds {len(values)} bytes of values; its header {end}.")
+    return found
+
+
+def _tensor(values: bytearray, entry: Any, begin: int, what: str) -> tuple[Tensor, int]:
+    """One tensor, whose bytes follow those of the one before; and where they end."""
+    if not isinstance(entry, dict) or sorted(entry) != ["data_offsets", "dtype", "shape"]:
+        raise FileDamagedError(f"{what} must have dtype, shape and data_offsets.")
+    dtype, shape, span = _word(entry["dtype"]), entry["shape"], entry["data_offsets"]
+    for sizes in (shape, span):
+        if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
+            raise FileDamagedError(f"{what} has a shape or offsets that are no whole numbers.")
+    if dtype is None or len(shape) > _MOST_DIMS:
+        raise FileDamagedError(f"{what} has an unknown dtype or too many dimensions.")
+    end = begin + math.prod(shape) * dtype.itemsize
+    if span != [begin, end] or end > len(values):
+        raise FileDamagedError(f"{what} has offsets {span}; its shape needs {[begin, end]}.")
+    if begin == end:
+        return torch.zeros(shape, dtype=dtype), end
+    flat = torch.frombuffer(values, dtype=torch.uint8, count=end - begin, offset=begin)
+    if begin % dtype.itemsize:
+        flat = flat.clone()
+    return flat.view(dtype).view(shape), end
+
+
+def _word(word: object) -> torch.dtype | None:
+    return _DTYPES.get(word) if isinstance(word, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Weights by name, and with the constants in the order in which the graph takes them."""
+
+    weights: dict[str, Tensor]
+    ordered: tuple[Tensor, ...]
+
+
+class DenseProgram:
+    """Runs a graph; a run sees old weights or new, whole. One thread may `replace`."""
+
+    def __init__(
+        self, graph: Graph, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor]
+    ) -> None:
+        self._graph, self._constants = graph, dict(constants)
+        self._held = self._hold(dict(weights))
+        self._made_s = time.monotonic()
+
+    def _hold(self, weights: dict[str, Tensor]) -> _Weights:
+        held = {"weight": weights, "constant": self._constants}
+        taken = [(kind, name) for kind, name in self._graph.values if kind != "input"]
+        return _Weights(weights, tuple(held[kind][name] for kind, name in taken))
+
+    def __call__(self, inputs: list[Tensor]) -> Tensors:
+        """Outputs by name."""
+        try:
+            found = self._graph.run(*self._held.ordered, *inputs)
+            return dict(tensors_of(self._graph.outputs, found))
+        except HedgerowError:
+            raise
+        except Exception as error:  # whatever the operations of a graph raise
+            text = f"the model's graph failed: {type(error).__name__}: {error}"
+            raise ServingError("INTERNAL", text) from error
+
+    def outputs(self) -> list[str]:
+        """The names of the outputs."""
+        return [*self._graph.outputs]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights by the names that the user's model has for them."""
+        return dict(self._held.weights)
+
+    def replace(self, weights: Mapping[str, Tensor]) -> None:
+        """Runs with other weights from the next request on; a weight that is not given stays."""
+        own = self._held.weights
+        for name, value in weights.items():
+            if name in own and own[name].shape != value.shape:
+                raise InputError(
+                    f"weight {name!r} has shape {tuple(value.shape)}; the model served here has "
+                    f"{tuple(own[name].shape)}. Export the model again."
+                )
+        missing = sorted({*own} - {*weights})
+        if missing:
+            raise InputError(f"weights without {', '.join(missing[:3])}, which is served here.")
+        # Copies: what is given lies in the memory of a request.
+        fresh = {n: weights[n].to(dtype=own[n].dtype, copy=True) for n in own}
+        self._held, self._made_s = self._hold(fresh), time.monotonic()
+
+    def age_s(self) -> float:
+        """Seconds since the weights came."""
+        return time.monotonic() - self._made_s
+
 
 GRAPH, WEIGHTS, CONSTANTS = "graph.json", "weights.safetensors", "constants.safetensors"
 OUTPUT = "output"
 
 
-class ByName(nn.Module):
+class NamedTensorModel(nn.Module):
     """A model whose inputs are the tensors of a request, and whose outputs have names.
 
     With `sigmoid` outputs of floats are probabilities in place of logits.
@@ -79,7 +230,7 @@ def _output(name: str, value: object) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class TracedProgram:
     """What was traced: the outputs, how they are cut where requests ran together, the graph."""
 
     outputs: dict[str, TensorSpec]
@@ -95,7 +246,7 @@ class Written:
 
 def trace(
     model: nn.Module, arguments: Arguments, known: Mapping[str, Tensor], *, sigmoid: bool = False
-) -> Written:
+) -> TracedProgram:
     """Traces the model in eval, for any number of samples.
 
     `known` has ids of each feature that own rows, to try the model with.
@@ -105,7 +256,7 @@ def trace(
             raise InputError(f"{name} is on {tensor.device}; export model.cpu().")
     frozen = freeze(model, name=f"export-{secrets.token_hex(6)}")
     inputs = [*arguments.made_up().values()]
-    named = ByName(frozen, arguments, sigmoid=sigmoid).eval()
+    named = NamedTensorModel(frozen, arguments, sigmoid=sigmoid).eval()
     try:
         with torch.no_grad():
             program = torch.export.export(named, (inputs,), dynamic_shapes=(arguments.shapes(),))
@@ -113,8 +264,8 @@ def trace(
     finally:
         for module in frozen.modules():
             if isinstance(module, FrozenRows):
-                registry.release(module.name, module.store)
-    return Written(output_specs(program), cuts, _plain(program))
+                process_state.release(module.name, module.store)
+    return TracedProgram(output_specs(program), cuts, _plain(program))
 
 
 def _plain(program: torch.export.ExportedProgram) -> PlainGraph:
@@ -173,5 +324,19 @@ def make_program(
         if {*graph.named(kind)} != {*held}:
             raise FileDamagedError(f"the graph's {kind}s are not those of the file of {kind}s.")
     program = DenseProgram(graph, written.weights, written.constants)
-    registry.register(name, rows)
+    process_state.register(name, rows)
     return program, name
+
+
+def read_old_program(path: Path, inputs: list[str], rows: ReadableRows) -> tuple[DenseProgram, str]:
+    """As read_program(). Only for files whose makers are trusted: torch unpickles them."""
+    try:
+        program = torch.export.load(path)
+        written = plain_graph(program, output_names(program))
+    except HedgerowError:
+        raise
+    except Exception as error:  # torch raises whatever its readers meet
+        raise FileDamagedError(
+            f"{path} is no program that torch {torch.__version__} loads: {error}. Export again."
+        ) from error
+    return make_program(written, inputs, rows)

@@ -1,19 +1,118 @@
-"""`hr.publish`: what a model in training learns, sent to the replicas that serve it."""
+"""`hr.publish`: sends the changes of a model in training to the replicas that serve it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import nn
 
-from ..core.errors import DtypeError, InputError
+from ..core.checks import CPU
+from ..core.errors import DtypeError, InputError, NotSupportedError
 from ..core.units import parse_seconds
 from ..discovery.targets import Targets
+from ..nn.embedding_modules import collections_of, unwrap
+from ..nn.model_tables import row_shards
+from ..sync.protocol import DenseState
 from ..sync.publisher import MOST_PENDING, Publisher
-from ..sync.source import RowSource
-from ..wire.rpc import Trust
-from .dense_watch import DenseWatch
-from .row_sources import row_sources
+from ..sync.source import HostSource, RowSource, ShardSource
+from ..tables.changes import RowShard
+from ..wire.rpc import TlsCredentials
+
+
+class DenseWatch:
+    """Copies the weights at most every `every_s`, between two steps. Owns a lock.
+
+    A training forward begins when the step before it is complete: that is when they are copied, by
+    the thread that trains. The weights after the last step are copied by `copy_now`.
+    """
+
+    def __init__(self, model: nn.Module, every_s: float) -> None:
+        self._model, self._every_s = unwrap(model), every_s
+        self._lock = threading.Lock()
+        self._state: DenseState | None = None
+        self._due_s = 0.0
+        self._hook = model.register_forward_pre_hook(self._before_forward)
+
+    def state(self) -> DenseState | None:
+        """The last copy; None before the first."""
+        return self._state
+
+    def copy_now(self) -> None:
+        """Copies the weights; call it between two steps."""
+        with self._lock, torch.no_grad():
+            number = 1 if self._state is None else self._state.number + 1
+            tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+            if self._state is not None and _equal(self._state, tensors):
+                return
+            copies = {name: t.detach().cpu().clone() for name, t in tensors.items()}
+            self._state = DenseState(number, copies)
+
+    def close(self) -> None:
+        """Looks no more."""
+        self._hook.remove()
+
+    def _before_forward(self, module: nn.Module, _: Any) -> None:
+        now_s = time.monotonic()
+        if module.training and now_s >= self._due_s:
+            self._due_s = now_s + self._every_s
+            self.copy_now()
+
+
+def _equal(state: DenseState, tensors: dict[str, Any]) -> bool:
+    return all(torch.equal(state.weights[name], t.detach().cpu()) for name, t in tensors.items())
+
+
+def row_sources(model: nn.Module) -> list[RowSource]:
+    """The rows of this process, those that its rank owns, or those of each of its servers.
+
+    Every rank publishes its own rows. Of several processes that train on the same servers, one
+    publishes.
+
+    >>> import hedgerow as hr
+    >>> (source,) = row_sources(hr.EmbeddingBags([hr.Table("user", 2)]))
+    >>> source.shard, source.shards, [table.name for table in source.tables]
+    (0, 1, ['user'])
+    >>> source.close()
+    """
+    updates = [one.updates for one in collections_of(model)]
+
+    def step() -> int:
+        return max(one.step for one in updates)
+
+    made: list[RowSource] = []
+    try:
+        for shard in row_shards(model):
+            made.append(_source(shard, step))
+    except BaseException:
+        for source in made:
+            source.close()
+        raise
+    return made
+
+
+def _source(shard: RowShard, step: Callable[[], int]) -> RowSource:
+    # Tables of this process have a layout; of those on servers only rows are in reach.
+    here: dict[str, Any] = {n: t for n, t in shard.tables.items() if hasattr(t, "layout")}
+    for name, table in here.items():
+        if table.device != CPU:
+            raise NotSupportedError(
+                f"publish of table {name!r}, which is on {table.device}; rows are sent from host "
+                f"memory. Train it there, or hr.save the model and serve what hr.load brings."
+            )
+    if here:
+        return HostSource(
+            list(here.values()),
+            routers=shard.routers,
+            shard=shard.shard,
+            shards=shard.shards,
+            step=step,
+        )
+    away: dict[str, Any] = dict(shard.tables)
+    return ShardSource(away, shard.routers, shard=shard.shard, shards=shard.shards, step=step)
 
 
 class ModelPublisher(Publisher):
@@ -48,7 +147,7 @@ def publish(
     dense_every: str | float | None = None,
     served_as: str | None = None,
     most_pending: int = MOST_PENDING,
-    tls: Trust | None = None,
+    tls: TlsCredentials | None = None,
 ) -> ModelPublisher:
     """Keeps replicas of a model fresh while it trains; started, to be stopped or used in a `with`.
 

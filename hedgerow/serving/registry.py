@@ -1,4 +1,4 @@
-"""The models of a server by name, version and label; versions come and go while others answer."""
+"""The models of a server by name, version and label; versions load while others answer."""
 
 from __future__ import annotations
 
@@ -6,18 +6,117 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from queue import SimpleQueue
+from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from ..core import checks
 from ..core.counters import Counters
 from ..core.errors import ConfigError, HedgerowError, InputError, NameTakenError
 from .batching import Batcher, Batching
-from .folders import FolderWatch, Loader
+from .folders import FolderWatch, Loader, Policy, policy_of
 from .model import Model, ServingError, Signature, Tensors
-from .policies import Policy, policy_of
-from .versions import Family, Lease, State, Version, VersionStatus
+
+
+class VersionState(IntEnum):
+    """Where a version stands, with the numbers of GetModelStatus."""
+
+    START = 10
+    LOADING = 20
+    AVAILABLE = 30
+    UNLOADING = 40
+    END = 50
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStatus:
+    """What is told about a version; `code` and `error` say why it did not load."""
+
+    version: int
+    state: VersionState
+    code: str = "OK"
+    error: str = ""
+
+
+class Version:
+    """A version and how many requests hold it. Not thread-safe: its registry holds the lock."""
+
+    __slots__ = ("code", "error", "model", "number", "requests", "state")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.state = VersionState.START
+        self.model: Model | None = None
+        self.requests = 0
+        self.code, self.error = "OK", ""
+
+    def status(self) -> LoadStatus:
+        """As it is told."""
+        return LoadStatus(self.number, self.state, self.code, self.error)
+
+    def fail(self, code: str, error: str) -> None:
+        """Ends it, with the reason."""
+        self.state, self.code, self.error, self.model = VersionState.END, code, error, None
+
+    def closable(self) -> bool:
+        """Whether it waits for nothing but being closed."""
+        return self.state is VersionState.UNLOADING and not self.requests
+
+
+class Lease:
+    """A model for the time of one request: `with registry.find("ctr") as model:`.
+
+    The model stays open until the `with` block is left, whatever is loaded or removed meanwhile.
+    """
+
+    __slots__ = ("_give_back", "_version", "model")
+
+    def __init__(
+        self, model: Model, version: Version, give_back: Callable[[Version], None]
+    ) -> None:
+        self.model = model
+        self._version = version
+        self._give_back = give_back
+
+    def __enter__(self) -> Model:
+        return self.model
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._give_back(self._version)
+
+
+class ModelVersions:
+    """All versions of one name. Not thread-safe: its registry holds the lock."""
+
+    MOST_ENDED = 16  # kept to be told; a server that loads versions for years stays small
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.versions: dict[int, Version] = {}
+        self.labels: dict[str, int] = {}
+        self.newest: Version | None = None
+        self.wanted = True  # False once the whole model was removed
+
+    def settle(self) -> None:
+        """Finds the newest version again, and forgets the oldest of those that ended."""
+        ready = [v for v in self.versions.values() if v.state is VersionState.AVAILABLE]
+        self.newest = max(ready, key=lambda version: version.number, default=None)
+        ended = sorted(n for n, v in self.versions.items() if v.state is VersionState.END)
+        for number in ended[: -self.MOST_ENDED]:
+            del self.versions[number]
+
+    def available(self) -> list[int]:
+        """The versions that answer, in order."""
+        return sorted(n for n, v in self.versions.items() if v.state is VersionState.AVAILABLE)
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,7 +151,7 @@ class Registry:
         self._accepts_pushes = checks.flag("accept_pushes", accept_pushes)
         self._aliases: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._families: dict[str, Family] = {}
+        self._families: dict[str, ModelVersions] = {}
         self._listeners: list[Callable[[], None]] = []
         self._folders = FolderWatch(self, load, poll_s)
 
@@ -84,7 +183,7 @@ class Registry:
             return family.newest
         number = family.labels.get(label) if label is not None else version
         found = family.versions.get(-1 if number is None else number)
-        return found if found is not None and found.state is State.AVAILABLE else None
+        return found if found is not None and found.state is VersionState.AVAILABLE else None
 
     def _give_back(self, version: Version) -> None:
         with self._lock:
@@ -93,7 +192,7 @@ class Registry:
         if closes:
             self._close(version)
 
-    def _family(self, name: str) -> Family | None:
+    def _family(self, name: str) -> ModelVersions | None:
         """A model by its name, or by another name that is none of its own."""
         return self._families.get(name) or self._families.get(self._aliases.get(name, name))
 
@@ -115,7 +214,7 @@ class Registry:
             family = self._family(name)
             return family.available() if family else []
 
-    def status(self, name: str, version: int | None = None) -> list[VersionStatus]:
+    def status(self, name: str, version: int | None = None) -> list[LoadStatus]:
         """The state of one version, or of all versions, the newest first."""
         with self._lock:
             family = self._family(name)
@@ -154,7 +253,7 @@ class Registry:
 
     def load(self, name: str, version: int, load: Callable[[], Model]) -> bool:
         """Loads a version, and serves it if that works; what was served before goes on."""
-        self._begin(name, version).state = State.LOADING
+        self._begin(name, version).state = VersionState.LOADING
         self._tell()
         try:
             model = load()
@@ -212,7 +311,7 @@ class Registry:
         """
         chosen = policy_of(policy)
         with self._lock:  # a model that is waited for is known, and not ready
-            self._families.setdefault(name, Family(name)).wanted = True
+            self._families.setdefault(name, ModelVersions(name)).wanted = True
         self._tell()
         self._folders.watch(name, Path(base_path), chosen)
 
@@ -241,9 +340,9 @@ class Registry:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"a model's name is {name!r}; it must be a non-empty str.")
         with self._lock:
-            family = self._families.setdefault(name, Family(name))
+            family = self._families.setdefault(name, ModelVersions(name))
             before = family.versions.get(number)
-            if before is not None and before.state is not State.END:
+            if before is not None and before.state is not VersionState.END:
                 raise NameTakenError(
                     f"version {number} of model {name} is here already; remove it first, or give "
                     "the new one a higher version."
@@ -257,7 +356,7 @@ class Registry:
         with self._lock:
             family = self._families[model.name]
             version = family.versions[model.version]
-            version.model, version.state = prepared, State.AVAILABLE
+            version.model, version.state = prepared, VersionState.AVAILABLE
             family.settle()
         self.counters.add("versions_loaded")
         self._tell()
@@ -273,10 +372,10 @@ class Registry:
         logging.getLogger("hedgerow").warning(text, number, name, error)
         self._tell()
 
-    def _retire(self, family: Family, number: int) -> Version | None:
+    def _retire(self, family: ModelVersions, number: int) -> Version | None:
         """Lets no new request in; the version, if nothing is left to wait for."""
         version = family.versions[number]
-        version.state = State.UNLOADING
+        version.state = VersionState.UNLOADING
         family.labels = {label: n for label, n in family.labels.items() if n != number}
         family.settle()
         return version if version.closable() else None
@@ -284,7 +383,7 @@ class Registry:
     def _close(self, version: Version) -> None:
         """Frees a version, once: only the thread that ends it gets its model."""
         with self._lock:
-            model, version.model, version.state = version.model, None, State.END
+            model, version.model, version.state = version.model, None, VersionState.END
         if model is None:
             return
         try:

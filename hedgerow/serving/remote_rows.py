@@ -1,17 +1,33 @@
-"""Rows that other servers have: what an entry model reads when its bundle holds none."""
+"""Rows of an entry model that other servers hold: finds these servers and reads from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate
+from types import TracebackType
 
 import torch
 from torch import Tensor
 
+from ..core.counters import Counters
+from ..core.errors import InputError
 from ..core.shapes import Int64
+from ..discovery.paths import ReplicaPaths
+from ..discovery.replicas import ReplicaWatcher, ZkBackend
+from ..discovery.targets import FileAddressBook
+from ..discovery.zookeeper import Session
 from ..routing.router import Router
 from ..tables.store import Lookup, Missing, TableKeys
+from ..wire.messages import agent_service as messages
+from ..wire.rpc import AGENT_SERVICE, methods
+from .agent import AddressBook
+from .channels import Channel, PendingCall, Replicas
+from .client import decoded, predict_method, predict_request
 from .model import ServingError, Tensors
+from .request_context import shortest_s
 
 Ask = Callable[[Mapping[str, Tensors]], Mapping[str, Tensors]]
 """The inputs of `raw_lookup` by sub graph (`ps_0`) in, all at once; the outputs of each out."""
@@ -78,3 +94,234 @@ def _request(tables: list[_Distinct], server: int) -> dict[str, Tensor]:
     parts = [table.ids[table.owners == server] for table in tables]
     splits = torch.tensor([0, *accumulate(len(part) for part in parts)])
     return {"id": torch.cat(parts), "id_split": splits}
+
+
+RAW_LOOKUP = "raw_lookup"
+ROWS_DEADLINE_S = 1.0
+
+
+def ask_rows(
+    replicas: Replicas,
+    *,
+    signature: str = RAW_LOOKUP,
+    deadline_s: float = ROWS_DEADLINE_S,
+    model_name: str | None = None,
+) -> Callable[[Mapping[str, Tensors]], Mapping[str, Tensors]]:
+    """What `load_bundle(..., ask=)` takes: inputs by sub graph ("ps_0") in, their outputs out.
+
+    `model_name` is for servers that serve a sub graph as "model:ps_0".
+
+    >>> with Replicas({}) as replicas:
+    ...     ask_rows(replicas)({})
+    {}
+    """
+
+    def ask(inputs: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
+        timeout_s = shortest_s(deadline_s)
+        if timeout_s <= 0:
+            raise ServingError("DEADLINE_EXCEEDED", "the request has no time left to ask for rows.")
+        prefix = f"{model_name}:" if model_name is not None and replicas.named else ""
+        with ExitStack() as stack:
+            pending = {
+                name: _begin(replicas, prefix + name, given, signature, timeout_s, stack)
+                for name, given in inputs.items()
+            }
+            return {name: _outputs(name, one) for name, one in pending.items()}
+
+    return ask
+
+
+def _begin(
+    replicas: Replicas,
+    name: str,
+    given: Tensors,
+    signature: str,
+    timeout_s: float,
+    stack: ExitStack,
+) -> PendingCall:
+    key, served = replicas.target(name, 0, name)
+    addresses = replicas.choose(key)
+    if not addresses:
+        raise ServingError(
+            "UNAVAILABLE",
+            f"no remote server available for model {served!r}, signature {signature!r}: no "
+            f"address is known under {key!r}.",
+        )
+    (channel,) = stack.enter_context(replicas.channels(addresses))
+    request = predict_request(served, signature, given, (), None)
+    pending = channel.begin(predict_method(), request, timeout_s)
+    stack.callback(pending.cancel)  # of the others, when one fails
+    return pending
+
+
+def _outputs(name: str, pending: PendingCall) -> Tensors:
+    found = pending.answer().outputs
+    return {alias: decoded(alias, found[alias], name) for alias in found}
+
+
+HEARTBEAT_EVERY_S, HEARTBEAT_DEADLINE_S = 15.0, 5.0
+_LOG = logging.getLogger("hedgerow")
+Addresses = Mapping[str, Sequence[str]]
+
+
+class Heartbeats:
+    """What an agent tells of row servers and dense servers; asks for each kind by itself.
+
+    A call that fails leaves what that call told last, and is counted as `failed_heartbeats`: the
+    servers are there while their agent restarts.
+
+    >>> with Heartbeats("127.0.0.1:1", deadline_s=0.1) as heartbeats:
+    ...     heartbeats.ask(), heartbeats.counters.read("failed_heartbeats")
+    ({}, 2)
+    """
+
+    def __init__(self, agent: str, *, deadline_s: float = HEARTBEAT_DEADLINE_S) -> None:
+        self.counters = Counters()
+        self._channel, self._deadline_s = Channel(agent), deadline_s
+        self._told: dict[int, dict[str, list[str]]] = {}
+
+    def ask(self) -> dict[str, list[str]]:
+        """Asks the agent; the addresses of all replicas by key."""
+        method = methods(AGENT_SERVICE)["HeartBeat"]
+        for kind in (messages.ServerType.PS, messages.ServerType.DENSE):
+            request = messages.HeartBeatRequest(server_type=kind)
+            try:
+                answer = self._channel.call(method, request, self._deadline_s)
+            except ServingError as error:
+                self.counters.add("failed_heartbeats")
+                _LOG.warning("the agent at %s: %s", self._channel.address, error)
+                continue
+            self._told[kind] = {key: list(one.address) for key, one in answer.addresses.items()}
+        return {key: found for told in self._told.values() for key, found in told.items()}
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Heartbeats:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class RefreshedReplicas:
+    """Replicas that are asked for again and again, on a thread of its own; `with` makes them
+    those of this process, as `Replicas` does.
+
+    >>> with RefreshedReplicas(lambda: {"ps:0": ["127.0.0.1:8500"]}, every_s=60) as replicas:
+    ...     replicas.choose("ps:0")
+    ['127.0.0.1:8500']
+    """
+
+    def __init__(
+        self, source: Callable[[], Addresses], *, every_s: float = HEARTBEAT_EVERY_S
+    ) -> None:
+        self._source, self._every_s = source, every_s
+        self._last = {key: list(found) for key, found in source().items()}
+        self.replicas = Replicas(self._last)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="replicas", daemon=True)
+
+    def refresh(self) -> bool:
+        """Asks now; whether something had changed."""
+        found = {key: list(addresses) for key, addresses in self._source().items()}
+        if found == self._last:
+            return False
+        self._last = found
+        self.replicas.update(found)
+        return True
+
+    def _keep(self) -> None:
+        while not self._ended.wait(self._every_s):
+            try:
+                self.refresh()
+            except Exception:  # the next look may succeed, and the last answer holds until then
+                _LOG.exception("replicas could not be asked for")
+
+    def __enter__(self) -> Replicas:
+        replicas = self.replicas.__enter__()
+        self._thread.start()
+        return replicas
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.replicas.__exit__(kind, error, at)
+
+
+_FILE_S = 1.0
+FORMS = "file:PATH, agent:HOST:PORT, zk:HOSTS/BZID/BASE_NAME or zk2:HOSTS/BZID/MODEL"
+
+
+@contextmanager
+def rows_from(place: str) -> Iterator[Ask]:
+    """What `load_bundle(..., ask=)` takes, for servers that `place` tells.
+
+    >>> with rows_from("pigeon:1"):
+    ...     pass
+    Traceback (most recent call last):
+    hedgerow.core.errors.InputError: 'pigeon:1' tells no row servers; write file:PATH, \
+agent:HOST:PORT, zk:HOSTS/BZID/BASE_NAME or zk2:HOSTS/BZID/MODEL.
+    """
+    kind, _, rest = place.partition(":")
+    parts = rest.split("/")
+    with ExitStack() as stack:
+        if kind == "file" and rest:
+            book = FileAddressBook(rest)
+            kept = RefreshedReplicas(lambda: _rows(book), every_s=_FILE_S)
+            yield ask_rows(stack.enter_context(kept))
+        elif kind == "agent" and rest:
+            beats = stack.enter_context(Heartbeats(rest))
+            kept = RefreshedReplicas(beats.ask)
+            yield ask_rows(stack.enter_context(kept))
+        elif kind == "zk" and len(parts) == 3:
+            session = stack.enter_context(Session.connect(parts[0]))
+            watcher = ReplicaWatcher(session, ReplicaPaths(parts[1], parts[2]))
+            watcher.start()
+            yield ask_rows(stack.enter_context(watched_replicas(session, watcher)))
+        elif kind == "zk2" and len(parts) == 3:
+            session = stack.enter_context(Session.connect(parts[0]))
+            backend = ZkBackend(session, parts[1])
+            backend.subscribe_model(parts[2])
+            replicas = stack.enter_context(watched_replicas(session, backend))
+            yield ask_rows(replicas, model_name=parts[2])
+        else:
+            raise InputError(f"{place!r} tells no row servers; write {FORMS}.")
+
+
+@contextmanager
+def watched_replicas(session: Session, book: AddressBook) -> Iterator[Replicas]:
+    """Replicas that change with a book, which the session keeps up to date already."""
+    replicas = Replicas(_rows(book))
+    last = _rows(book)
+
+    def refresh() -> None:
+        nonlocal last
+        found = _rows(book)
+        if found != last:
+            last = found
+            replicas.update(found)
+
+    with replicas:
+        session.follow(refresh)
+        try:
+            yield replicas
+        finally:
+            session.unfollow(refresh)
+
+
+def _rows(book: AddressBook) -> dict[str, list[str]]:
+    return {
+        key: list(found) for kind in ("ps", "dense") for key, found in book.addresses(kind).items()
+    }

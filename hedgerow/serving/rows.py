@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ..core import checks
 from ..core.errors import CheckpointError, FileDamagedError, InputError, NotSupportedError
-from ..nn.collection import Collection, collections_of
-from ..nn.routers import routers_of
+from ..nn.embedding_modules import EmbeddingModule, collections_of
+from ..nn.model_tables import routers_of
 from ..routing.router import Router
 from ..tables.checkpoint.load import load_tables
 from ..tables.checkpoint.save import save_tables
@@ -136,7 +136,7 @@ def over(router: Router, owners: int) -> Router:
     return Router(router.dist_type, owners, rows=router.rows)
 
 
-def _refuse_others(one: Collection) -> None:
+def _refuse_others(one: EmbeddingModule) -> None:
     if one.servers is not None or one.ranks.count > 1:
         raise NotSupportedError(
             "export of a model whose rows are on other processes; hr.save it, hr.load it into the "

@@ -13,7 +13,7 @@ from ..core.errors import ExchangeError, HedgerowError
 T = TypeVar("T")
 
 
-class Ranks:
+class RankGroup:
     """The ranks of a group as one; without a group the process is alone. Calls are collectives.
 
     >>> alone = Ranks()
@@ -66,7 +66,7 @@ class Ranks:
             done = work()
         except BaseException as error:  # told to the others before it goes on
             failed = error
-        words: list[Any] = self.tell((done, _told(failed)))
+        words: list[Any] = self.tell((done, _raisable(failed)))
         if failed is not None:
             raise failed
         for rank, (_, problem) in enumerate(words):
@@ -82,7 +82,7 @@ class Ranks:
         )
 
 
-def _told(error: BaseException | None) -> tuple[type[HedgerowError], str] | None:
+def _raisable(error: BaseException | None) -> tuple[type[HedgerowError], str] | None:
     """An error as other ranks can raise it."""
     if error is None:
         return None

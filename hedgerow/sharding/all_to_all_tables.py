@@ -18,37 +18,40 @@ from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..routing.router import Router
 from ..tables import arguments
-from ..tables.bags import Bags, BagsReader
+from ..tables.eviction import one_call
 from ..tables.host import HostTable
-from ..tables.leave_order import one_call
-from ..tables.module_store import SpreadStore
+from ..tables.local_table import TableStats, table_stats
+from ..tables.module_store import BagsReader, DistributedStore, FeatureBags
 from ..tables.multi import parts
-from ..tables.multi.by_owner import ByOwner, Packed
-from ..tables.multi.host_cells import CellsRead, HostCells
-from ..tables.policy import PLAIN, UpdatePolicy
-from ..tables.schedules import Rate
-from ..tables.stats import TableStats, table_stats
+from ..tables.multi.host_tables import CellsRead, HostCells
+from ..tables.multi.routed_keys import KeyRouter, RoutedKeys
+from ..tables.optimizers import Rate
 from ..tables.store import (
+    PLAIN,
     Applied,
     Entries,
     Lookup,
     Missing,
     RowStore,
+    SummedGradients,
     TableKeys,
+    UpdatePolicy,
     as_keys,
+    by_lookup,
+    joined,
+    summed,
 )
-from ..tables.summed import SummedGradients, by_lookup, joined, summed
 from .delivery import (
     Delivery,
-    Merging,
-    Push,
+    GradientMerging,
+    GradientPush,
     by_rank,
     by_table,
     deliver,
     floats_of,
     totals,
 )
-from .exchange import Exchange, Pending
+from .exchange import Exchange, PendingExchange
 
 
 class ShardStore(RowStore, Protocol):
@@ -93,7 +96,9 @@ class _Sent:
 
     __slots__ = ("at", "cells", "coming", "found", "leaving", "number", "of", "packed")
 
-    def __init__(self, of: AllToAllTables, packed: Packed, at: Delivery, number: int = 0) -> None:
+    def __init__(
+        self, of: AllToAllTables, packed: RoutedKeys, at: Delivery, number: int = 0
+    ) -> None:
         self.of, self.packed, self.at, self.number = of, packed, at, number
         # Floats of the rows that leave for each rank and come from it; gradients go the other way.
         self.leaving = floats_of(at.received, of.dims)
@@ -118,7 +123,7 @@ class _Sums:
     """Sums of gradients by the keys that went to owners."""
 
     sent: _Sent
-    packed: Packed
+    packed: RoutedKeys
     sums: Float32[Tensor, "floats"]
     counts: Int64[Tensor, "n"] | None  # of the keys that have gradients
     whole: bool = True  # whether all keys of the lookup have gradients
@@ -140,7 +145,7 @@ class PendingLookup:
 
     __slots__ = ("_coming", "_lookup", "_packed")
 
-    def __init__(self, lookup: Lookup, packed: Packed, coming: Pending) -> None:
+    def __init__(self, lookup: Lookup, packed: RoutedKeys, coming: PendingExchange) -> None:
         self._lookup, self._packed, self._coming = lookup, packed, coming
 
     def wait(self) -> Lookup:
@@ -149,7 +154,7 @@ class PendingLookup:
         return self._lookup
 
 
-class AllToAllTables(SpreadStore):
+class AllToAllTables(DistributedStore):
     """The RowStore of tables whose rows are spread over all ranks of an exchange.
 
     Every call of keys is a collective: all ranks make the same calls in the same order, each with
@@ -167,7 +172,7 @@ class AllToAllTables(SpreadStore):
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.multi.host_tables import HostTables
     >>> from hedgerow.tables.optimizers import Sgd
-    >>> from hedgerow.sharding.local_exchange import LocalExchange
+    >>> from hedgerow.sharding.exchange import LocalExchange
     >>> config = TableConfig("any", (Segment(1, Zeros(), Sgd(lr=1.0)),))
     >>> def work(exchange):
     ...     routers = [Router("roundrobin", exchange.ranks)]
@@ -201,9 +206,11 @@ class AllToAllTables(SpreadStore):
         self.device = local.device
         self._lookups = 0  # so far, the same number on every rank
         self._outputs = Recycler()
-        self._merging = Merging(merge_across_ranks, 1 if reduce == "sum" else exchange.ranks)
+        self._merging = GradientMerging(
+            merge_across_ranks, 1 if reduce == "sum" else exchange.ranks
+        )
         self._check()
-        self._by_owner = ByOwner(self.dims, self.routers)
+        self._by_owner = KeyRouter(self.dims, self.routers)
         self._cells = local.cells(exchange.ranks) if merge_across_ranks else None
         self._counts_uses = any(table.order is not None for table in self.tables)
         self._rejects = [table.config.not_finite == "reject" for table in self.tables]
@@ -245,7 +252,7 @@ class AllToAllTables(SpreadStore):
 
     # ---- reads
 
-    def bags_reader(self, bags: Bags) -> BagsReader | None:
+    def bags_reader(self, bags: FeatureBags) -> BagsReader | None:
         """None: rows come from their owners, and are pooled by torch."""
         del bags
         return None
@@ -287,7 +294,7 @@ class AllToAllTables(SpreadStore):
         found = Lookup(keys, rows, self.dims, packed.places, sent)
         return PendingLookup(found, packed, coming)
 
-    def _read_own(self, sent: _Sent, missing: Missing, step: int | None) -> Pending:
+    def _read_own(self, sent: _Sent, missing: Missing, step: int | None) -> PendingExchange:
         """Reads the rows that ranks ask this owner for, and sends them off."""
         at = sent.at
         if self._cells is not None and step is not None and missing != "initializer":
@@ -434,7 +441,7 @@ class AllToAllTables(SpreadStore):
             whole, known = whole and one.whole, known and one.whole and one.sent.cells is not None
         if len(sums) > 1 and not known:
             sums = self._sums(*_each_key_once(at, flat, counts, self.dims))
-        packed = list[tuple[Packed, Tensor]]()
+        packed = list[tuple[RoutedKeys, Tensor]]()
         for one in sums:
             packed.append((one.packed, one.sums))
         if not packed and len(keys.ids):
@@ -471,12 +478,12 @@ class AllToAllTables(SpreadStore):
             found.append(_Sums(sent, packed, packed.sum_gradients(grads), own, whole))
         return found
 
-    def _packed(self, keys: TableKeys, flat: Tensor, dedup: bool) -> tuple[Packed, Tensor]:
+    def _packed(self, keys: TableKeys, flat: Tensor, dedup: bool) -> tuple[RoutedKeys, Tensor]:
         """Keys that no lookup brought to their owners, and their sums."""
         packed = self._by_owner.pack(keys, dedup=dedup)
         return packed, packed.sum_gradients(flat)
 
-    def _delivered(self, packed: Packed, sums: Tensor, counts: Tensor | None) -> _Sums:
+    def _delivered(self, packed: RoutedKeys, sums: Tensor, counts: Tensor | None) -> _Sums:
         """The sums of keys that are brought to their owners now."""
         at = deliver(self.updates, packed.ids, packed.slot_sizes)
         return _Sums(_Sent(self, packed, at), packed, sums, counts)
@@ -512,7 +519,7 @@ class AllToAllTables(SpreadStore):
                 calls.enter_context(one_call(table.order, ts, n))
         return calls
 
-    def _arrives_finite(self, packed: Packed, sums: Tensor) -> bool:
+    def _arrives_finite(self, packed: RoutedKeys, sums: Tensor) -> bool:
         """Whether nothing arrives that a table rejects."""
         if not all(self._rejects):
             sizes = packed.slot_sizes.tolist()
@@ -567,7 +574,7 @@ class AllToAllTables(SpreadStore):
 
     def _apply(
         self,
-        pushes: Sequence[Push],
+        pushes: Sequence[GradientPush],
         agreed: _Agreed,
         policy: UpdatePolicy,
         per_occurrence: bool,
@@ -594,16 +601,18 @@ class AllToAllTables(SpreadStore):
                 )
         return parts.total(done)
 
-    def _push(self, agreed: _Agreed, merging: Merging) -> list[Push]:
+    def _push(self, agreed: _Agreed, merging: GradientMerging) -> list[GradientPush]:
         """Sends the sums of each lookup to the owners of its keys."""
-        pushes = list[Push]()
+        pushes = list[GradientPush]()
         for one in agreed.sums:
             seen = one.packed.occurrences(one.counts)
             going = self.updates, one.sent.at, self.dims, one.sums, seen, merging
-            pushes.append(Push.start(*going))
+            pushes.append(GradientPush.start(*going))
         return pushes
 
-    def _arrived(self, pushes: Sequence[Push], agreed: _Agreed) -> Iterator[SummedGradients]:
+    def _arrived(
+        self, pushes: Sequence[GradientPush], agreed: _Agreed
+    ) -> Iterator[SummedGradients]:
         """What has come here for each step, of all lookups, and where the rows are."""
         came = [list(push.arrived()) for push in pushes]
         for of_step in zip(*came, strict=True):
@@ -657,7 +666,7 @@ class AllToAllTables(SpreadStore):
             return arguments.rows_of_batch(name, rows, n, dim, self.device).view(-1)
         return parts.flat_rows(name, rows, self._floats(keys), self.device)
 
-    def _whole(self, exchange: Exchange, keys: TableKeys | Tensor) -> tuple[Packed, Delivery]:
+    def _whole(self, exchange: Exchange, keys: TableKeys | Tensor) -> tuple[RoutedKeys, Delivery]:
         """Keys and their duplicates, brought to their owners."""
         keys = as_keys(keys, len(self.names), self.device)
         packed = self._by_owner.pack(keys, dedup=False)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..core.shapes import Float32, Int64
 from ..tables.multi import parts
-from ..tables.multi.by_owner import splits_of
-from ..tables.schedules import Rate
+from ..tables.multi.routed_keys import splits_of
+from ..tables.optimizers import Rate
 from ..tables.store import Applied, Missing, RowStore, TableKeys
-from .exchange import Exchange, Pending
+from .exchange import Exchange, PendingExchange
 
 Sizes = tuple[tuple[int, ...], ...]
 """Ids by rank and table."""
@@ -44,7 +44,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Merging:
+class GradientMerging:
     """How gradients of one id that come from several ranks become steps."""
 
     across_ranks: bool = True  # one step with their sum; else one a rank, in the order of ranks
@@ -113,7 +113,7 @@ def start_fetch(
     *,
     missing: Missing,
     step: int | None,
-) -> Pending:
+) -> PendingExchange:
     """The owners look up what they were asked for; the rows of what was sent from here set out."""
     leaving = floats_of(at.received, dims)
     rows = torch.empty(sum(leaving), device=at.ids.device)
@@ -123,14 +123,14 @@ def start_fetch(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Push:
+class GradientPush:
     """Gradients and their occurrences on the way to the owners of what was sent from here."""
 
     at: Delivery
     dims: Sequence[int]
-    grads: Pending
-    counts: Pending
-    merging: Merging
+    grads: PendingExchange
+    counts: PendingExchange
+    merging: GradientMerging
 
     @staticmethod
     def start(
@@ -139,12 +139,12 @@ class Push:
         dims: Sequence[int],
         grads: Float32[Tensor, "floats"],
         occurrences: Int64[Tensor, "n"],
-        merging: Merging,
-    ) -> Push:
+        merging: GradientMerging,
+    ) -> GradientPush:
         """Sends them off."""
         counts = exchange.start_ids(occurrences, totals(at.sent), totals(at.received))
         sizes = floats_of(at.sent, dims), floats_of(at.received, dims)
-        return Push(at, dims, exchange.start_floats(grads, *sizes), counts, merging)
+        return GradientPush(at, dims, exchange.start_floats(grads, *sizes), counts, merging)
 
     def apply(
         self,

@@ -1,4 +1,4 @@
-"""The way to one replica, or to one publisher: calls that end in an answer or in a coded error."""
+"""The gRPC connection to one replica or publisher, and its errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import HedgerowError
-from ..wire.rpc import CallError, Connection, Trust, answer_of
+from ..wire.rpc import CallError, GrpcConnection, TlsCredentials, answer_of
 from .protocol import PREDICT_PATH, PushMark, read_json, to_json
 
 _OPTIONS = (
@@ -26,7 +26,7 @@ class TargetError(HedgerowError, ConnectionError):
         self.code = code
 
 
-class Call:
+class ReplicaCall:
     """A call under way."""
 
     def __init__(self, address: str, future: Any) -> None:
@@ -44,12 +44,12 @@ class Call:
         self._future.cancel()
 
 
-class Link:
+class ReplicaLink:
     """A connection to one address, made when it is first needed; threads may share it."""
 
-    def __init__(self, address: str, trust: Trust | None = None) -> None:
+    def __init__(self, address: str, trust: TlsCredentials | None = None) -> None:
         self.address = address
-        self._connection = Connection(address, trust, _OPTIONS)
+        self._connection = GrpcConnection(address, trust, _OPTIONS)
 
     def ask(
         self, service: str, method: str, plain: Mapping[str, Any], timeout_s: float
@@ -57,7 +57,9 @@ class Link:
         """A call in JSON."""
         return read_json(self.send(f"/{service}/{method}", to_json(plain), timeout_s))
 
-    def begin_predict(self, request: bytes, timeout_s: float, mark: PushMark | None = None) -> Call:
+    def begin_predict(
+        self, request: bytes, timeout_s: float, mark: PushMark | None = None
+    ) -> ReplicaCall:
         """A Predict call, marked as a push of ours; the answer comes later."""
         return self._begin(PREDICT_PATH, request, timeout_s, mark)
 
@@ -65,13 +67,15 @@ class Link:
         """A call in bytes."""
         return self._begin(path, request, timeout_s, None).answer()
 
-    def _begin(self, path: str, request: bytes, timeout_s: float, mark: PushMark | None) -> Call:
+    def _begin(
+        self, path: str, request: bytes, timeout_s: float, mark: PushMark | None
+    ) -> ReplicaCall:
         metadata = mark.metadata() if mark is not None else None
         try:
             future = self._connection.begin(path, request, timeout_s, metadata)
         except CallError as error:
             raise TargetError(self.address, error.code, str(error)) from error
-        return Call(self.address, future)
+        return ReplicaCall(self.address, future)
 
     def close(self) -> None:
         """Ends the connection; calls under way fail with CANCELLED."""

@@ -1,16 +1,96 @@
-"""Counters of a publisher in Prometheus' text form; the original's names, and ours beside them."""
+"""Counts pushes, and writes the counters in Prometheus' text format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from .flights import Observe
-from .push_metrics import BYTE_SIZE, FID_COUNT, LATENCY, PushMetrics, PushTags
-from .requests import Push
+from ..core.counters import Tags
+from ..core.process_state import ForkLock
+from .pushes import Observe, RowPush
 
 if TYPE_CHECKING:
     from .publisher import PublisherStatus
+
+
+LATENCY = "parameter_sync_latency"  # a timer, in microseconds
+FID_COUNT, BYTE_SIZE = "parameter_sync_fid_count", "parameter_sync_byte_size"
+UNKNOWN = "NA"
+
+
+@dataclass(frozen=True, slots=True)
+class PushTags:
+    """Which push: `idc` is "<idc>:<cluster>", `replica_id` "-1" where it is unknown.
+
+    >>> PushTags("ps_0", "hashtable_assign", "localhost:1", "OK").idc
+    'NA'
+    """
+
+    model_name: str
+    signature_name: str
+    target: str
+    status: str
+    idc: str = UNKNOWN
+    replica_id: str = "-1"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricValue:
+    """How often something was told, and all of it together."""
+
+    count: int = 0
+    total: float = 0.0
+
+
+class PushMetrics:
+    """Timers and counters by name and tags; owns a lock that survives forks.
+
+    >>> metrics = PushMetrics()
+    >>> tags = PushTags("ps_0", "hashtable_assign", "localhost:1", "OK")
+    >>> metrics.pushed(tags, micros=250.0, fids=2, sent_bytes=0)
+    >>> metrics.read(LATENCY, tags), metrics.read(FID_COUNT, tags).total
+    (MetricValue(count=1, total=250.0), 2.0)
+    >>> metrics.read(BYTE_SIZE, tags).count  # zeros are not told
+    0
+    """
+
+    def __init__(self) -> None:
+        self._lock = ForkLock()
+        self._metrics: dict[tuple[str, Tags], MetricValue] = {}
+
+    def pushed(self, tags: PushTags, *, micros: float, fids: int, sent_bytes: int) -> None:
+        """One call that ended, well or not."""
+        self._add(LATENCY, tags, micros)
+        for name, value in ((FID_COUNT, fids), (BYTE_SIZE, sent_bytes)):
+            if value:
+                self._add(name, tags, float(value))
+
+    def read(self, name: str, tags: PushTags) -> MetricValue:
+        """One timer or counter."""
+        with self._lock:
+            return self._metrics.get((name, _key(tags)), MetricValue())
+
+    def snapshot(self) -> dict[tuple[str, Tags], MetricValue]:
+        """All of them at one moment."""
+        with self._lock:
+            return dict(sorted(self._metrics.items()))
+
+    def forget(self, target: str) -> None:
+        """Drops what was counted of a target that is gone for good: others come, and go too."""
+        with self._lock:
+            kept = {k: one for k, one in self._metrics.items() if ("target", target) not in k[1]}
+            self._metrics = kept
+
+    def _add(self, name: str, tags: PushTags, value: float) -> None:
+        key = name, _key(tags)
+        with self._lock:
+            old = self._metrics.get(key, MetricValue())
+            self._metrics[key] = MetricValue(old.count + 1, old.total + value)
+
+
+def _key(tags: PushTags) -> Tags:
+    return tuple(asdict(tags).items())
 
 
 class SyncMetrics:
@@ -18,7 +98,7 @@ class SyncMetrics:
 
     >>> from hedgerow.sync.publisher import PublisherStatus
     >>> metrics = SyncMetrics()
-    >>> metrics.observer("host:1")(Push("hashtable_assign", 3, b"1234"), "ps_0", 0.002, "OK")
+    >>> metrics.observer("host:1")(RowPush("hashtable_assign", 3, b"1234"), "ps_0", 0.002, "OK")
     >>> text = metrics.text(PublisherStatus("p", 1, 0, "", 0, ())).decode()
     >>> [line for line in text.splitlines() if line.startswith("parameter_sync_fid_count{")]
     ['parameter_sync_fid_count{model_name="ps_0",signature_name="hashtable_assign",\
@@ -31,7 +111,7 @@ target="host:1",status="OK",idc="NA",replica_id="-1"} 3']
     def observer(self, target: str) -> Observe:
         """What a replica's streams call after each push."""
 
-        def observe(push: Push, model: str, seconds: float, code: str) -> None:
+        def observe(push: RowPush, model: str, seconds: float, code: str) -> None:
             tags = PushTags(model, push.signature, target, "OK" if code == "OK" else "KO")
             size = len(push.request)
             self.pushes.pushed(tags, micros=seconds * 1e6, fids=push.rows, sent_bytes=size)

@@ -1,4 +1,4 @@
-"""The keys that one replica still lacks: a bounded set, with the age of the oldest."""
+"""The keys that one replica still lacks: a bounded set with the age of its oldest key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class KeyBatch:
     """Keys by table, each once, of all passes up to `upto`; the oldest changed after `since_s`."""
 
     ids: Mapping[str, Int64[Tensor, "n"]]
@@ -36,13 +36,13 @@ class Batch:
         return sum(len(ids) for ids in self.ids.values())
 
 
-class Pending:
+class PendingKeys:
     """Keys to be sent, merged over passes. Owns a lock.
 
     More than `most` keys make it overflow: it then holds none, until it is opened again, for its
     owner has to send everything.
 
-    >>> pending = Pending(most=2)
+    >>> pending = PendingKeys(most=2)
     >>> pending.open()
     >>> pending.add({"user": torch.tensor([7, 8])}, Pass(1, 0.0, 1.0))
     True
@@ -99,18 +99,18 @@ class Pending:
             self._upto = found_by
             return self._add(ids, found_by.since_s)
 
-    def take(self) -> Batch:
+    def take(self) -> KeyBatch:
         """All keys, each once; it is empty then.
 
         Of one that does not collect the batch ends no pass: keys of it are missing.
         """
         with self._lock:
             upto = self._upto if self._collects else None
-            batch = Batch(self._merged(), self._since_s, upto)
+            batch = KeyBatch(self._merged(), self._since_s, upto)
             self._empty()
             return batch
 
-    def put_back(self, batch: Batch) -> bool:
+    def put_back(self, batch: KeyBatch) -> bool:
         """Takes keys back that could not be sent; whether it still collects."""
         if batch.since_s is None:
             return self._collects

@@ -1,4 +1,4 @@
-"""What a publisher and a replica say to each other: calls, and the marks that pushes carry."""
+"""The calls between a publisher and a replica, and the values that they carry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import InputError
+from torch import Tensor
+
+from ..core.errors import ConfigError, InputError
+from ..core.shapes import Int64
+from ..routing.router import Router
+from ..wire import tensors
+from ..wire.codec import from_bytes
+from ..wire.messages import tf_serving
 
 # Calls are unary; requests and answers are JSON, but the request of Dense is a PredictRequest.
 REPLICA_SERVICE, ROSTER_SERVICE = "hedgerow.sync.Replica", "hedgerow.sync.Roster"
@@ -86,3 +93,104 @@ def read_json(data: bytes) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise InputError(f"a {type(plain).__name__} where a JSON object must stand.")
     return plain
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A loaded version of a model; `incarnation` is another after every load.
+
+    `tables` gives dims by name, in byte order; it is empty where the rows are on other servers.
+    `routers`, of `shards` servers, say which keys are here; with one server it has all.
+    """
+
+    name: str
+    version: int
+    incarnation: str
+    tables: Mapping[str, int]
+    shard: int
+    shards: int
+    routers: Mapping[str, Router]
+    dense: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "incarnation": self.incarnation,
+            "tables": dict(self.tables),
+            "shard": self.shard,
+            "shards": self.shards,
+            "routers": {name: router.to_dict() for name, router in self.routers.items()},
+            "dense": self.dense,
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> ServedModel:
+        """What `to_dict` gave."""
+        try:
+            routers = {n: Router.from_dict(one) for n, one in plain["routers"].items()}
+            return cls(**{**plain, "routers": routers})
+        except (AttributeError, ConfigError, KeyError, TypeError) as error:
+            raise InputError(f"a replica describes a model as {plain!r}: {error}.") from error
+
+    def owned(self, table: str, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """Those of the keys that are served here.
+
+        >>> import torch
+        >>> router = Router("roundrobin", 2)
+        >>> half = ServedModel("ps_1", 1, "x", {"t": 1}, 1, 2, {"t": router}, False)
+        >>> half.owned("t", torch.arange(4))
+        tensor([1, 3])
+        """
+        if self.shards == 1:
+            return ids
+        return ids[self.routers[table].owners(ids) == self.shard]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseState:
+    """Weights as they were between two steps; `number` rises from one to the next."""
+
+    number: int
+    weights: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DensePush:
+    """Weights for one loaded model, told by its incarnation."""
+
+    model: str
+    incarnation: str
+    publisher: str
+    state: DenseState
+
+    def to_bytes(self) -> bytes:
+        """A PredictRequest whose inputs are the weights; its signature says whose they are.
+
+        >>> import torch
+        >>> push = DensePush("entry", "i1", "p1", DenseState(3, {"w": torch.ones(2)}))
+        >>> read = DensePush.from_bytes(push.to_bytes())
+        >>> read.model, read.incarnation, read.publisher, read.state.number
+        ('entry', 'i1', 'p1', 3)
+        >>> read.state.weights["w"]
+        tensor([1., 1.])
+        """
+        request = tf_serving.PredictRequest()
+        request.model_spec.name = self.model
+        told = (self.incarnation, self.publisher, str(self.state.number))
+        request.model_spec.signature_name = "/".join(told)
+        for name, value in self.state.weights.items():
+            tensors.fill(request.inputs[name], value, name=name)
+        return request.SerializeToString()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> DensePush:
+        """What `to_bytes` gave."""
+        request = from_bytes(tf_serving.PredictRequest, data)
+        told = request.model_spec.signature_name.split("/")
+        if len(told) != 3 or not told[2].isdecimal():
+            raise InputError(f"dense weights of {told!r}; it must be incarnation/publisher/number.")
+        weights = {name: tensors.to_torch(one, name=name) for name, one in request.inputs.items()}
+        state = DenseState(int(told[2]), weights)
+        return cls(request.model_spec.name, told[0], told[1], state)

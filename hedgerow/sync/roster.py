@@ -1,4 +1,4 @@
-"""Replicas that announce themselves: the list a publisher keeps, and who keeps a place on it."""
+"""Replicas that announce themselves: the list of a publisher, and the announcing side."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from ..core.errors import HedgerowError, InputError
 from ..discovery.targets import check_address
-from ..wire.rpc import Behaviour, Trust, new_server, plain_code, service_handler
+from ..wire.rpc import Behaviour, TlsCredentials, new_server, plain_code, service_handler
 from ..wire.rpc import listen as bound
-from .link import Link
+from .link import ReplicaLink
 from .protocol import ANNOUNCE, LEAVE, ROSTER_SERVICE, read_json, to_json
 
 LEASE_S = 5.0  # without a word for so long a replica is gone
@@ -114,10 +114,10 @@ class Announcer:
         publishers: Sequence[str],
         address: str,
         *,
-        trust: Trust | None = None,
+        trust: TlsCredentials | None = None,
         beat_s: float = BEAT_S,
     ) -> None:
-        self._links = [Link(check_address(one), trust) for one in publishers]
+        self._links = [ReplicaLink(check_address(one), trust) for one in publishers]
         self._told = {"address": address}
         self._beat_s = beat_s
         self._known: dict[str, bool] = {}

@@ -1,7 +1,8 @@
-"""Where a publisher reads from: the changed keys and the rows of one shard of a trainer."""
+"""Where a publisher reads changed keys and rows: tables of this process, or a parameter server."""
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,18 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..core.errors import InputError
+from ..core.checks import unknown
+from ..core.errors import HedgerowError, InputError
 from ..core.shapes import Bool, Float32, Int64
 from ..routing.router import Router
-from ..tables.followed import rows_after, rows_present
+from ..tables.changes import (
+    DEFAULT_CAPACITY,
+    RemoteChangeSource,
+    TouchedBatch,
+    rows_after,
+    rows_present,
+)
 from ..tables.host import HostTable
-from ..tables.touched import DEFAULT_CAPACITY, Touched
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,7 @@ class SourceTable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowsRead:
+class SourceRows:
     """Rows as a model sees them in eval; a row that is not `present` was deleted, or never was."""
 
     rows: Float32[Tensor, "n dim"]
@@ -35,7 +42,7 @@ class RowsRead:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class TableShare:
     """Ids of one table for a message, and what stands before them there and before their rows."""
 
     table: str
@@ -83,18 +90,18 @@ class RowSource(Protocol):
         """
         ...
 
-    def take(self) -> Mapping[str, Touched]:
+    def take(self) -> Mapping[str, TouchedBatch]:
         """The keys changed since the last take, by table; tables without any may be left out.
 
         All changes count: updates, assigns, loads, deletions, evictions.
         """
         ...
 
-    def read(self, table: str, ids: Int64[Tensor, "n"]) -> RowsRead:
+    def read(self, table: str, ids: Int64[Tensor, "n"]) -> SourceRows:
         """Rows as they are now."""
         ...
 
-    def message(self, shares: Sequence[Share]) -> bytes | None:
+    def message(self, shares: Sequence[TableShare]) -> bytes | None:
         """As `read`, as bytes with the ids and the rows of all shares.
 
         None where `read` has to be asked: rows lie elsewhere, or one is not there.
@@ -126,7 +133,7 @@ class HostSource:
     >>> source.take()["user"].ids
     tensor([7])
     >>> source.read("user", torch.tensor([7, 8]))
-    RowsRead(rows=tensor([[-0.5000],
+    SourceRows(rows=tensor([[-0.5000],
             [ 0.0000]]), present=tensor([ True, False]))
     """
 
@@ -161,9 +168,9 @@ class HostSource:
             for table in order
         }
 
-    def take(self) -> Mapping[str, Touched]:
+    def take(self) -> Mapping[str, TouchedBatch]:
         """The keys changed since the last take, of every table."""
-        taken: dict[str, Touched] = {}
+        taken: dict[str, TouchedBatch] = {}
         try:
             for table, marks in self._marks.items():
                 taken[table] = marks.take()
@@ -173,11 +180,11 @@ class HostSource:
             raise
         return taken
 
-    def read(self, table: str, ids: Int64[Tensor, "n"]) -> RowsRead:
+    def read(self, table: str, ids: Int64[Tensor, "n"]) -> SourceRows:
         """Rows as they are now. One that comes or goes meanwhile is marked, and read again."""
-        return RowsRead(*rows_present(self._live[table], ids, self._step()))
+        return SourceRows(*rows_present(self._live[table], ids, self._step()))
 
-    def message(self, shares: Sequence[Share]) -> bytes | None:
+    def message(self, shares: Sequence[TableShare]) -> bytes | None:
         """Ids and rows as they are now, as bytes; None where a row is not there, or in tiers."""
         live = [self._live[share.table] for share in shares]
         if not all(isinstance(table, HostTable) for table in live):
@@ -198,3 +205,91 @@ class HostSource:
         """Collects no more marks."""
         for marks in self._marks.values():
             marks.close()
+
+
+_log = logging.getLogger("hedgerow")
+
+
+class ShardSource:
+    """Tables that lie on a server: a `RowSource`. A server that is away is an error of its calls.
+
+    What a take gave and did not arrive comes with the next one. A server that was restarted, or
+    that has forgotten who follows it, gives another `incarnation` at the next take.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, RemoteChangeSource],
+        routers: Mapping[str, Router],
+        *,
+        shard: int,
+        shards: int,
+        step: Callable[[], int] = lambda: 0,
+        capacity: int = DEFAULT_CAPACITY,
+    ) -> None:
+        if not 0 <= shard < shards:
+            raise InputError(f"shard {shard} of {shards}; they are counted from 0.")
+        self.shard, self.shards = shard, shards
+        self._step, self._live = step, dict(tables)
+        order = sorted(self._live, key=str.encode)
+        self.tables = tuple(
+            SourceTable(name, self._live[name].dim, routers[name]) for name in order
+        )
+        self._incarnation = secrets.token_hex(8)
+        name = f"publish-{self._incarnation}"  # its own: two publishers share no marks
+        self._marks = {
+            table: self._live[table].touched(name, capacity=capacity, all_changes=True)
+            for table in order
+        }
+        self._lives = self._lives_now()
+        self._left: dict[str, TouchedBatch] = {}  # taken before a take that failed
+        self.lost_rows = False
+
+    @property
+    def incarnation(self) -> str:
+        """Another text after marks may have been lost; as of the last take."""
+        return self._incarnation
+
+    def take(self) -> Mapping[str, TouchedBatch]:
+        """The keys changed since the last take that arrived, of every table."""
+        for table, marks in self._marks.items():
+            if table not in self._left:
+                self._left[table] = marks.take()
+        if self._lives_now() != self._lives:
+            self._lives, self._incarnation = self._lives_now(), secrets.token_hex(8)
+            self.lost_rows = any(marks.began_empty for marks in self._marks.values())
+        elif any(one.whole_table for one in self._left.values()):  # as after a load
+            self.lost_rows = False
+        taken, self._left = self._left, {}
+        return taken
+
+    def read(self, table: str, ids: Int64[Tensor, "n"]) -> SourceRows:
+        """Rows as they are now."""
+        return SourceRows(*self._table(table).read(ids, step=self._step()))
+
+    def message(self, shares: Sequence[TableShare]) -> bytes | None:
+        """None: rows come in messages of the server's own."""
+        return None
+
+    def all_ids(self, table: str) -> Iterator[Int64[Tensor, "n"]]:
+        """The ids of all rows, in slices."""
+        return self._table(table).all_ids()
+
+    def close(self) -> None:
+        """Collects no more marks. A server that is away keeps them, until others need their room.
+
+        Only one table waits for it.
+        """
+        try:
+            for marks in self._marks.values():
+                marks.close()
+        except HedgerowError as error:
+            _log.info("marks of shard %d stay: %s", self.shard, error)
+
+    def _table(self, name: str) -> RemoteChangeSource:
+        if name not in self._live:
+            unknown("table", name, self._live)
+        return self._live[name]
+
+    def _lives_now(self) -> tuple[int, ...]:
+        return tuple(marks.life for marks in self._marks.values())

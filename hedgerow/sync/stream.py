@@ -1,27 +1,83 @@
-"""Keeps one served model like one source: everything once, then what changed, in order."""
+"""Sends the rows of one source to one served model: all rows once, then changes in order."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Literal
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Generic, Literal, Self, TypeVar
 
 from torch import Tensor
 
 from ..core.errors import ConfigError
 from ..core.shapes import Int64
-from ..tables.touched import Touched
-from .ahead import Ahead
-from .flights import Flights, Observe
-from .link import Link, TargetError
-from .pending import Batch, Pass, Pending
-from .protocol import ATTACH, BEAT, GONE, REPLICA_SERVICE, SWEEP
-from .requests import Push, parts_of, pushes_of
-from .served import ServedModel
+from ..tables.changes import TouchedBatch
+from .link import ReplicaLink, TargetError
+from .pending import KeyBatch, Pass, PendingKeys
+from .protocol import ATTACH, BEAT, GONE, REPLICA_SERVICE, SWEEP, ServedModel
+from .pushes import InFlightPushes, Observe, RowPush, parts_of, pushes_of
 from .source import RowSource
+
+T = TypeVar("T")
+
+
+class BackgroundIterator(Generic[T]):
+    """Items in their order, one made ahead; use it in a `with`. Owns a thread.
+
+    At most one item waits, made or being made, besides the one in the caller's hands. What the
+    iterator raises is raised where its item would come. Leaving the `with` waits for the item that
+    is being made: nothing reads the source after that.
+
+    >>> with BackgroundIterator(iter("abc")) as items:
+    ...     list(items)
+    ['a', 'b', 'c']
+    """
+
+    def __init__(self, items: Iterator[T]) -> None:
+        self._items = items
+        self._wanted = threading.Semaphore(1)
+        self._made: SimpleQueue[tuple[T] | BaseException | None] = SimpleQueue()  # None: the end
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="make ahead", daemon=True)
+
+    def __iter__(self) -> Iterator[T]:
+        while (made := self._made.get()) is not None:
+            if isinstance(made, BaseException):
+                raise made
+            self._wanted.release()
+            yield made[0]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed = True
+        self._wanted.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._wanted.acquire() and not self._closed:
+                for item in self._items:
+                    self._made.put((item,))
+                    break
+                else:
+                    self._made.put(None)
+                    return
+        except BaseException as error:  # whatever it is, the one who waits must hear of it
+            self._made.put(error)
+
 
 _log = logging.getLogger("hedgerow")
 _BEAT_S = 0.1  # between two words that nothing changed
@@ -72,9 +128,9 @@ class Stream:
         self.applied = 0  # the last pass of which the replica has everything
         self._publisher, self._timeout_s, self._observe = publisher, timeout_s, observe
         self._dims = dict(served.tables)
-        self._pending = Pending(most_pending)
-        self._sending: Batch | None = None
-        self._flights: Flights | None = None  # of the session, if there is one
+        self._pending = PendingKeys(most_pending)
+        self._sending: KeyBatch | None = None
+        self._flights: InFlightPushes | None = None  # of the session, if there is one
         self._scan: Iterator[dict[str, Tensor]] | None = None
         self._held: list[dict[str, Tensor]] = []  # of the scan: not answered yet
         self._sweep: dict[str, int] = {}  # tables to be swept, and how far
@@ -85,7 +141,7 @@ class Stream:
 
     # ---- called by the one who looks for changes
 
-    def add(self, taken: Mapping[str, Touched], found_by: Pass) -> None:
+    def add(self, taken: Mapping[str, TouchedBatch], found_by: Pass) -> None:
         """Adds what a pass found."""
         if any(taken[t].whole_table for t in self._dims if t in taken):
             self.restart(found_by)
@@ -100,7 +156,7 @@ class Stream:
 
     # ---- called by the one who sends
 
-    def advance(self, link: Link) -> bool:
+    def advance(self, link: ReplicaLink) -> bool:
         """Sends what waits, and a share of a full sync; whether more is left to send at once."""
         if self._flights is None or not self._pending.collects:
             self._attach(link)
@@ -156,7 +212,7 @@ class Stream:
 
     # ---- helpers
 
-    def _attach(self, link: Link) -> None:
+    def _attach(self, link: ReplicaLink) -> None:
         """A new session; from before its first row on, changes are collected."""
         if self._phase() == "live":
             self._behind_s = time.monotonic()
@@ -177,7 +233,7 @@ class Stream:
             self._timeout_s,
         )
         self._pending.open()
-        self._flights = Flights(
+        self._flights = InFlightPushes(
             str(answer["session"]),
             self.served.name,
             (self._publisher, source.shard),
@@ -193,7 +249,7 @@ class Stream:
                 self._scanned += len(ids)
                 yield from parts_of({table: self.served.owned(table, ids)}, self._dims)
 
-    def _send_share(self, link: Link) -> None:
+    def _send_share(self, link: ReplicaLink) -> None:
         try:
             self._held = self._held or list(islice(self._scan or (), _SHARE))
         except Exception:
@@ -222,7 +278,7 @@ class Stream:
                 address,
             )
 
-    def _sweep_share(self, link: Link) -> None:
+    def _sweep_share(self, link: ReplicaLink) -> None:
         table, cursor = next(iter(self._sweep.items()))
         asked = self._place() | {"table": table, "cursor": str(cursor)}
         answer = link.ask(REPLICA_SERVICE, SWEEP, asked, self._timeout_s)
@@ -230,7 +286,7 @@ class Stream:
         if answer["done"]:
             del self._sweep[table]
 
-    def _send_pending(self, link: Link) -> None:
+    def _send_pending(self, link: ReplicaLink) -> None:
         batch = self._sending = self._pending.take()
         self._send(link, parts_of(batch.ids, self._dims))
         if self._phase() == "live" and batch.upto is not None:
@@ -238,7 +294,7 @@ class Stream:
             self.applied = batch.upto.number
         self._sending = None
 
-    def _send(self, link: Link, parts: Iterable[Mapping[str, Tensor]]) -> None:
+    def _send(self, link: ReplicaLink, parts: Iterable[Mapping[str, Tensor]]) -> None:
         """Sends keys; while some are under way, the next are read. All are answered at the end."""
         assert self._flights is not None
         left = iter(parts)
@@ -246,17 +302,17 @@ class Stream:
             self._flights.send(link, push)
         second = list(islice(left, 1))
         if second:  # most pushes are of one part, and want no thread
-            with Ahead(self._pushes(chain(second, left))) as pushes:
+            with BackgroundIterator(self._pushes(chain(second, left))) as pushes:
                 for push in pushes:
                     self._flights.send(link, push)
         self._flights.land_all()
 
-    def _pushes(self, parts: Iterable[Mapping[str, Tensor]]) -> Iterator[Push]:
+    def _pushes(self, parts: Iterable[Mapping[str, Tensor]]) -> Iterator[RowPush]:
         tables, model = [*self._dims], self.served.name
         for part in parts:
             yield from pushes_of(self.source, model, tables, self._dims, part)
 
-    def _beat(self, link: Link, began_s: float, *, at_once: bool) -> None:
+    def _beat(self, link: ReplicaLink, began_s: float, *, at_once: bool) -> None:
         """Tells the replica that it has everything, and asks whether it still knows of us."""
         now_s = time.monotonic()
         if now_s < self._next_beat_s and not at_once:

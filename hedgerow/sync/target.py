@@ -1,4 +1,4 @@
-"""One replica of a publisher: a thread that keeps all that it serves up to date."""
+"""One replica of a publisher: a thread that keeps all models it serves up to date."""
 
 from __future__ import annotations
 
@@ -10,17 +10,46 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core.errors import ConfigError, HedgerowError
-from ..tables.touched import Touched
-from ..wire.rpc import Trust
-from .claims import Claims
-from .dense import DensePush, DenseState
-from .flights import Observe
-from .link import Link, TargetError
+from ..tables.changes import TouchedBatch
+from ..wire.rpc import TlsCredentials
+from .link import ReplicaLink, TargetError
 from .pending import Pass
-from .protocol import DENSE, DESCRIBE, REPLICA_SERVICE
-from .served import ServedModel
+from .protocol import DENSE, DESCRIBE, REPLICA_SERVICE, DensePush, DenseState, ServedModel
+from .pushes import Observe
 from .source import RowSource
 from .stream import Stream, StreamStatus, fits
+
+HOLD_S = 10.0  # an address that gave no sign of its replica for so long gives way to others
+
+
+class ReplicaClaims:
+    """Whose replica it is, by the mark of what is loaded there. Owns a lock.
+
+    >>> claims = ReplicaClaims()
+    >>> claims.claim("i1", "localhost:8500"), claims.claim("i1", "127.0.0.1:8500")
+    ('localhost:8500', 'localhost:8500')
+    """
+
+    def __init__(self, hold_s: float = HOLD_S) -> None:
+        self._hold_s = hold_s
+        self._lock = threading.Lock()
+        self._held: dict[str, tuple[str, float]] = {}  # the address, and until when
+
+    def claim(self, incarnation: str, address: str) -> str:
+        """The address that has it: this one, if no other asked before and still does."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._held = {key: one for key, one in self._held.items() if one[1] > now_s}
+            owner, _ = self._held.get(incarnation, (address, 0.0))
+            if owner == address:
+                self._held[incarnation] = (address, now_s + self._hold_s)
+            return owner
+
+    def give_up(self, address: str) -> None:
+        """Nothing is sent to this address any more: another may have all that it had."""
+        with self._lock:
+            self._held = {key: one for key, one in self._held.items() if one[0] != address}
+
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _DESCRIBE_S = 2.0  # between two looks at what a replica serves
@@ -35,8 +64,8 @@ class TargetSettings:
     model: str | None  # the one model to keep fresh; None: all that have these tables
     most_pending: int
     timeout_s: float
-    trust: Trust | None
-    claims: Claims
+    trust: TlsCredentials | None
+    claims: ReplicaClaims
     moved: threading.Event  # set when one of them has all of a further pass, or other weights
 
 
@@ -80,7 +109,7 @@ class Target:
         self.unlisted_s: float | None = None  # since when it is on no list
         self._sources, self._settings = sources, settings
         self._observe, self._dense = observe(address), dense
-        self._link = Link(address, settings.trust)
+        self._link = ReplicaLink(address, settings.trust)
         self._lock = threading.Lock()
         self._streams: dict[tuple[str, int], Stream] = {}
         self._models: dict[str, ServedModel] = {}
@@ -95,7 +124,7 @@ class Target:
 
     # ---- called by the publisher
 
-    def add(self, source: int, taken: Mapping[str, Touched], found_by: Pass) -> None:
+    def add(self, source: int, taken: Mapping[str, TouchedBatch], found_by: Pass) -> None:
         """Adds what a pass found at a source."""
         for stream in self._of_source(source, found_by):
             stream.add(taken, found_by)

@@ -1,19 +1,228 @@
-"""Admission rules: which absent ids a write may give a row."""
+"""Admission rules: which absent ids get a row; the sliding filter that counts recent ids."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from .. import native
 from ..core import checks
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, InputError
+from ..core.hashing import id64
 from ..core.records import Record
-from .filters import MAX_COUNT, SPLIT_NUM, SlidingFilter, check_sizes, table_key
+from ..core.shapes import Int64, UInt8
+from . import arguments
+from .slot_key import check_slot_key, slot_key_of
+
+CAPACITY_IDS, SPLIT_NUM = 300_000_000, 7  # Monolith's defaults
+MAX_COUNT = 255  # a cell has 8 bits for it
+
+
+@dataclass(frozen=True)
+class FilterMeta(Record):
+    """What a filter's state is of, and what its arrays look like; fit for JSON.
+
+    >>> SlidingFilter(capacity_ids=600).dump().meta.head_increment
+    0
+    """
+
+    kind = "sliding_filter"
+    capacity_ids: int
+    split_num: int
+    seed: int
+    max_count: int
+    head: int
+    head_increment: int
+    failures: int
+    arrays: tuple[tuple[int, int, int], ...]  # bytes of a cell, cells, ids
+    slot_key: int = 0  # where ids are counted depends on it; 0 is what release 0.1 did
+
+    def settings(self) -> dict[str, int]:
+        """What two filters must share to exchange state."""
+        names = ("capacity_ids", "split_num", "seed", "max_count")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class FilterState:
+    """A filter's whole state at one moment."""
+
+    meta: FilterMeta
+    arrays: tuple[UInt8[Tensor, "bytes"], ...]
+
+
+class SlidingFilter:
+    """Counts ids over about the last `capacity_ids` distinct ones; behind one lock.
+
+    Tables that share a filter do not mix: ids count by table. Memory grows with the ids seen, up to
+    about 5 bytes an id of the capacity. An id that finds no cell counts as seen often enough, and
+    `failures` rises. Counts stop at `max_count`. Where ids are counted depends on the `slot_key`,
+    which is drawn at random unless it is given; it is part of the state.
+
+    >>> seen = SlidingFilter(capacity_ids=1000)
+    >>> seen.add(torch.tensor([7, 7, 8]), table="user").tolist()
+    [0, 1, 0]
+    >>> seen.counts(torch.tensor([7, 8, 9]), table="user").tolist()
+    [2, 1, 0]
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity_ids: int = CAPACITY_IDS,
+        split_num: int = SPLIT_NUM,
+        seed: int = 0,
+        max_count: int = MAX_COUNT,
+        slot_key: int | None = None,
+    ) -> None:
+        check_sizes("SlidingFilter", capacity_ids, split_num)
+        checks.whole("SlidingFilter", "max_count", max_count, least=1)
+        if max_count > MAX_COUNT:
+            raise ConfigError(
+                f"SlidingFilter.max_count is {max_count}; counts have 8 bits: at most {MAX_COUNT}."
+            )
+        if not (type(seed) is int and 0 <= seed < 2**64):
+            raise ConfigError(f"SlidingFilter.seed is {seed!r}; it must be an int in 0..2**64-1.")
+        check_slot_key("SlidingFilter", slot_key)
+        self.capacity_ids, self.split_num = capacity_ids, split_num
+        self.seed, self.max_count = seed, max_count
+        self.tables: set[str] = set()  # names of the tables that count their ids here
+        self.core = native.SlidingFilter(
+            capacity_ids, split_num, seed, max_count, slot_key_of(slot_key)
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"SlidingFilter(capacity_ids={self.capacity_ids}, split_num={self.split_num}, "
+            f"seed={self.seed}, max_count={self.max_count})"
+        )
+
+    def add(
+        self, ids: Int64[Tensor, "n"], *, table: str, counts: Int64[Tensor, "n"] | None = None
+    ) -> UInt8[Tensor, "n"]:
+        """Counts ids in order, each once or `counts` times, and gives their counts before."""
+        checks.tensor("ids", ids, torch.int64, (None,))
+        arguments.occurrences(counts, len(ids))
+        before = torch.empty(len(ids), dtype=torch.uint8)
+        counts_at = 0 if counts is None else counts.data_ptr()
+        self.core.add_many(table_key(table), ids.data_ptr(), counts_at, len(ids), before.data_ptr())
+        return before
+
+    def counts(self, ids: Int64[Tensor, "n"], *, table: str) -> UInt8[Tensor, "n"]:
+        """The counts of ids; nothing is counted."""
+        checks.tensor("ids", ids, torch.int64, (None,))
+        out = torch.empty(len(ids), dtype=torch.uint8)
+        self.core.count_many(table_key(table), ids.data_ptr(), len(ids), out.data_ptr())
+        return out
+
+    def meta(self) -> FilterMeta:
+        """The state without its arrays."""
+        return self._meta(self.core.dump(0, 0))
+
+    @property
+    def head(self) -> int:
+        """The array that takes new ids."""
+        return self.meta().head
+
+    @property
+    def head_increment(self) -> int:
+        """How often the head advanced."""
+        return self.meta().head_increment
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Ids in each array."""
+        return tuple(size for _, _, size in self.meta().arrays)
+
+    @property
+    def failures(self) -> int:
+        """Ids that found no cell."""
+        return self.meta().failures
+
+    def memory_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return self.core.memory()
+
+    def clear(self) -> None:
+        """Forgets all ids of all tables and gives the memory of their counts back."""
+        unused = [(0, 0, 0)] * self.split_num
+        self.core.restore(self.meta().slot_key, 0, 0, 0, unused, 0, 0)
+
+    def dump(self) -> FilterState:
+        """All of it at one moment, also while others count.
+
+        >>> seen, other = SlidingFilter(capacity_ids=600), SlidingFilter(capacity_ids=600)
+        >>> _ = seen.add(torch.tensor([7]), table="user")
+        >>> other.restore(seen.dump())
+        >>> other.counts(torch.tensor([7]), table="user").tolist()
+        [1]
+        """
+        raw = torch.empty(0, dtype=torch.uint8)
+        while True:
+            meta = self._meta(self.core.dump(len(raw), raw.data_ptr()))
+            sizes = [cell_bytes * cells for cell_bytes, cells, _ in meta.arrays]
+            if sum(sizes) <= len(raw):
+                return FilterState(meta, raw[: sum(sizes)].split(sizes))
+            raw = torch.empty(sum(sizes), dtype=torch.uint8)
+
+    def restore(self, state: FilterState) -> None:
+        """Puts back what `dump` gave, of equal settings; a damaged state changes nothing."""
+        mine, given = self.meta().settings(), state.meta.settings()
+        differ = [f"{n} {given[n]}, not {mine[n]}" for n in mine if given[n] != mine[n]]
+        if differ:
+            raise InputError(
+                f"the state is of another filter: {'; '.join(differ)}. Counts cannot be carried "
+                f"over; make the filter with the state's settings, or start with empty counts."
+            )
+        for i, array in enumerate(state.arrays):
+            checks.tensor(f"arrays[{i}]", array, torch.uint8, (None,))
+        raw = torch.cat([torch.empty(0, dtype=torch.uint8), *state.arrays])
+        meta = state.meta
+        arrays = [(cell_bytes, cells, size) for cell_bytes, cells, size in meta.arrays]
+        try:
+            self.core.restore(
+                *(meta.slot_key, meta.head, meta.head_increment, meta.failures, arrays),
+                *(raw.data_ptr(), len(raw)),
+            )
+        except ValueError as error:
+            raise InputError(f"{error}: the state is damaged; take another checkpoint.") from error
+
+    def _meta(self, dumped: tuple[int, int, int, int, list[tuple[int, int, int]]]) -> FilterMeta:
+        slot_key, head, head_increment, failures, arrays = dumped
+        mine = (self.capacity_ids, self.split_num, self.seed, self.max_count)
+        return FilterMeta(*mine, head, head_increment, failures, tuple(arrays), slot_key)
+
+
+def check_sizes(owner: str, capacity_ids: int, split_num: int) -> None:
+    """Sizes that a filter can have, for a configuration.
+
+    >>> check_sizes("Within", 1000, 7)
+    """
+    checks.whole(owner, "capacity_ids", capacity_ids, least=300)
+    checks.whole(owner, "split_num", split_num, least=5)
+    if capacity_ids > 2**40:
+        raise ConfigError(f"{owner}.capacity_ids is {capacity_ids}; at most 2**40.")
+    if capacity_ids // (split_num - 1) < 2:
+        raise ConfigError(
+            f"{owner}.split_num is {split_num}; a capacity of {capacity_ids} ids allows at most "
+            f"{capacity_ids // 2 + 1}, so that an array holds two."
+        )
+
+
+def table_key(table: str) -> int:
+    """The number that keeps a table's ids apart in a shared filter.
+
+    >>> table_key("user") == table_key("item")
+    False
+    """
+    return id64(table, "admission filter") & (2**64 - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AdmissionQuestion:
     """What a rule asks about an absent id, wherever rows live; its answer has one `form`.
 
     "count": was it counted `parameter` times before. "each", "unequal" and "equal": a draw, with
@@ -26,12 +235,12 @@ class Question:
     may_never_pass: bool = False  # a count may stop below the parameter
 
 
-class Admission(Record):
+class AdmissionRule(Record):
     """Base of every admission rule."""
 
     needs_step: ClassVar[bool] = False  # decisions depend on the step
 
-    def question(self) -> Question | None:
+    def question(self) -> AdmissionQuestion | None:
         """What is asked about absent ids; None lets everything in."""
         raise NotImplementedError
 
@@ -63,7 +272,7 @@ class Admission(Record):
 
 
 @dataclass(frozen=True)
-class Count(Admission):
+class Count(AdmissionRule):
     """Admits an id on its `n`-th sighting; `Count(1)` admits every id.
 
     Sightings are counted by occurrence, over about the last 300 million distinct ids. All sightings
@@ -81,13 +290,13 @@ class Count(Admission):
     def __post_init__(self) -> None:
         _check_sightings("Count", self.n)
 
-    def question(self) -> Question | None:
+    def question(self) -> AdmissionQuestion | None:
         """By the count before."""
-        return Question("count", self.n - 1) if self.n > 1 else None
+        return AdmissionQuestion("count", self.n - 1) if self.n > 1 else None
 
 
 @dataclass(frozen=True)
-class Within(Admission):
+class Within(AdmissionRule):
     """Admits an id on its `n`-th sighting among about the last `window_ids` distinct ids.
 
     >>> Within(1_000_000, 3).window_ids
@@ -103,9 +312,9 @@ class Within(Admission):
         check_sizes("Within", self.window_ids, SPLIT_NUM)
         _check_sightings("Within", self.n)
 
-    def question(self) -> Question | None:
+    def question(self) -> AdmissionQuestion | None:
         """By the count before."""
-        return Question("count", self.n - 1) if self.n > 1 else None
+        return AdmissionQuestion("count", self.n - 1) if self.n > 1 else None
 
     def filter_settings(self) -> dict[str, int]:
         """Of the window's size."""
@@ -113,7 +322,7 @@ class Within(Admission):
 
 
 @dataclass(frozen=True)
-class Chance(Admission):
+class Chance(AdmissionRule):
     """Admits an absent id with probability `p` at every sighting. Takes no memory.
 
     The draw follows from the table's seed, the id and the step, so `apply_gradients` needs `step=`;
@@ -132,12 +341,12 @@ class Chance(Admission):
         if self.p > 1:
             raise ConfigError(f"Chance.p is {self.p!r}; a probability is at most 1.")
 
-    def question(self) -> Question | None:
+    def question(self) -> AdmissionQuestion | None:
         """By a draw for every occurrence."""
-        return Question("each", self.p) if self.p < 1 else None
+        return AdmissionQuestion("each", self.p) if self.p < 1 else None
 
 
-def check_reachable(table: str, asked: Question, max_count: int) -> None:
+def check_reachable(table: str, asked: AdmissionQuestion, max_count: int) -> None:
     """Refuses a threshold that the counts of a filter never reach."""
     largest = max([asked.parameter, *(value for _, value in asked.slots)])
     if largest > max_count and not asked.may_never_pass:

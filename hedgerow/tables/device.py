@@ -1,11 +1,11 @@
-"""The table of one process in the memory of one device, over Triton kernels."""
+"""The table of one process in the memory of one device, and its optimizer step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Self, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor
@@ -15,29 +15,145 @@ from ..core.clock import Clock, SystemClock
 from ..core.counters import Counters
 from ..core.errors import ConfigError, InputError, ServingTableError, StateError
 from ..core.shapes import Bool, Float32, Float64, Int8, Int64
-from ..kernels import lookup
-from ..kernels.layout import Arrays, Part
+from ..kernels import apply, find, lookup
+from ..kernels import step as steps
+from ..kernels.layout import Arrays, Grouped, RowSegment, group
+from ..kernels.sum_gradients import sum_gradients
 from ..kernels.toolchain import interpreted
 from . import arguments
+from .changes import DEFAULT_CAPACITY, Overflow
 from .config import TableConfig
-from .device_admission import admission_of, filter_of
-from .device_evict import DeviceEvictions
-from .device_feed import DeviceFeed, DeviceSnapshot, DeviceTouched
-from .device_filter import DeviceFilter
-from .device_slots import FILL, MAX_IDS, DeviceSlots, Full, RowTimes, check_config
-from .device_step import DeviceStep, Update
-from .device_writes import DeviceMoves, DeviceWrites
-from .expiry import Evicted
-from .leave_order import LeaveOrder, join, uses_of
-from .moving import MovingRows
-from .policy import PLAIN, UpdatePolicy
-from .schedules import Rate, check_rates, rate_at
+from .device_policies import (
+    DeviceEvictions,
+    DeviceFilter,
+    GroupedOccurrences,
+    admission_of,
+    filter_of,
+)
+from .device_slots import (
+    FILL,
+    MAX_IDS,
+    DeviceFeed,
+    DeviceSlots,
+    DeviceSnapshot,
+    DeviceTouched,
+    Full,
+    RowTimes,
+    check_config,
+)
+from .device_writes import DeviceMoves, DeviceWrites, Write
+from .eviction import Evicted, EvictionOrder, WriteStamps, join, uses_of
+from .local_table import MemoryUse
+from .optimizers import Rate, check_rates, rate_at
 from .slot_key import check_slot_key
-from .stamps import Stamps
-from .stats import MemoryUse
-from .store import Applied, Entries, Lookup, Missing, TableKeys
-from .summed import summed
-from .touched import DEFAULT_CAPACITY, Overflow
+from .store import PLAIN, Applied, Entries, Lookup, Missing, TableKeys, UpdatePolicy, summed
+from .transfer import MovingRows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """The checked arguments of one call of `apply_gradients`."""
+
+    keys: TableKeys
+    found: Lookup | None  # where its rows were found
+    grads: Float32[Tensor, "n dim"]
+    rates: list[float]
+    number: int  # of the step; 0 where none was given and none is needed
+    at_step: int  # the number, or NO_STEP where none was given
+    counts: Int64[Tensor, "n"] | None
+
+
+class DeviceStep:
+    """Applies gradients; never waits for the device, except where `DeviceWrites.finish` does.
+
+    A plain step needs no sort by id. A table that admits ids, whose changes are followed or whose
+    rows leave for new ids must know which ids a call has, and sorts them.
+    """
+
+    def __init__(self, slots: DeviceSlots, times: RowTimes, writes: DeviceWrites) -> None:
+        self._slots, self._times, self._writes = slots, times, writes
+        self._sorts = not writes.admits_all or slots.full == "evict"
+
+    def apply(self, update: Update, ts: int) -> Applied:
+        """One step per distinct id, with its summed gradient."""
+        # A half-life in uses counts the ids, not their `counts`: to add those up would wait.
+        write = self._writes.start(ts, len(update.keys.ids))
+        found = update.found  # rows may have moved to make room
+        slots = found.slots if found is not None and found.epoch is self._slots.epoch else None
+        with self._slots.on_device():
+            if self._sorts or self._writes.is_watched(learned=True):
+                self._sorted(update, slots, write)
+            else:
+                self._plain(update, slots, write)
+        return self._writes.finish(write)
+
+    def _plain(self, update: Update, slots: Tensor | None, write: Write) -> None:
+        keys, table = update.keys, self._slots
+        where: dict[str, Any] = {"slots": slots, "used": keys.used, "at_step": update.at_step}
+        if keys.distinct:
+            apply.apply(
+                *(table.arrays, Grouped(keys.ids, None), update.grads, write.done, table.parts),
+                *(update.rates, write.now),
+                **where,
+                stamp=self._times.is_timed,
+            )
+        else:
+            steps.step(
+                *(table.arrays, keys.ids, update.grads, write.done, table.parts),
+                *(update.rates, write.now),
+                **where,
+            )
+
+    def _sorted(self, update: Update, slots: Tensor | None, write: Write) -> None:
+        table, used, counts = self._slots, update.keys.used, update.counts
+        grouped = group(update.keys.ids)
+        grouped = self._writes.admitted(grouped, used, write, update.number, counts)
+        if table.full == "evict":
+            slots = None  # they may be other ids' by now
+            sums, number = sum_gradients(grouped, update.grads, used)
+            wanted = (number > 0) & sums.isfinite().all(dim=1)  # no row leaves for a dropped one
+            self._writes.give_way(grouped, wanted, write)
+        placed = self._writes.room_for_slots(grouped, learned=True)
+        apply.apply(
+            *(table.arrays, grouped, update.grads, write.done, table.parts),
+            *(update.rates, write.now),
+            slots=slots,
+            used=used,
+            placed=placed,
+            stamp=self._times.is_timed,
+            at_step=update.at_step,
+        )
+        self._writes.note(grouped, placed, learned=True, use=write.now, used=used, counts=counts)
+
+    def apply_each(self, update: Update, ts: int) -> Applied:
+        """One step per occurrence of an id, in input order.
+
+        An id gets a row if one of its occurrences is admitted and finite.
+        """
+        write = self._writes.start(ts, len(update.keys.ids))
+        with self._slots.on_device():
+            self._each(update, write)
+        return self._writes.finish(write)
+
+    def _each(self, update: Update, write: Write) -> None:
+        table, writes, done, used = self._slots, self._writes, write.done, update.keys.used
+        grouped = group(update.keys.ids)
+        seen = GroupedOccurrences.of(grouped, used, update.counts)
+        refused = writes.refused(grouped, seen, write, update.number, each=True)
+        taken = seen.live if refused is None else seen.live & ~refused
+        usable: Bool[Tensor, "n"] = update.grads.isfinite().all(dim=1)[grouped.order]
+        done[2] += (taken & ~usable).sum()
+        taken = taken & usable
+        wanted = seen.total(taken.long()) > 0  # where a group begins
+        writes.give_way(grouped, wanted, write)
+        slots, born = find.find_or_insert(table.arrays, grouped.ids, wanted=wanted)
+        done[0] += born.sum()
+        done[1] += (wanted & (slots < 0)).sum()
+        apply.apply_each(
+            *(table.arrays, grouped, taken, update.grads, slots, born, table.parts),
+            *(update.rates, write.now, update.at_step),
+        )
+        writes.note(grouped, slots, learned=True, use=write.now, used=used, counts=update.counts)
 
 
 class DeviceTable:
@@ -99,7 +215,9 @@ class DeviceTable:
             raise InputError(f"full is {full!r}; it must be one of {', '.join(get_args(Full))}.")
         room = checks.count("capacity_rows", capacity_rows, least=1)
         self._events = Counters()
-        self.stamps = Stamps(clock or SystemClock(), self._events, LeaveOrder.of(config.evict))
+        self.stamps = WriteStamps(
+            clock or SystemClock(), self._events, EvictionOrder.of(config.evict)
+        )
         self.slots = DeviceSlots(config, self.device, self.stamps, capacity_rows=room, full=full)
         self.layout = self.slots.layout
         self.full: Full = full
@@ -496,11 +614,11 @@ class DeviceTable:
         self._moves.move_out_unset(ids)
 
     @property
-    def order(self) -> LeaveOrder | None:
+    def order(self) -> EvictionOrder | None:
         """What tells the order in which rows leave; None without a rule of room."""
         return self.stamps.order
 
-    def share_order(self, order: LeaveOrder | None) -> None:
+    def share_order(self, order: EvictionOrder | None) -> None:
         """From now on marks come from the order of another store of the same table."""
         self.stamps.share_order(order)
 
@@ -512,7 +630,7 @@ class DeviceTable:
         return self.slots.arrays
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[RowSegment, ...]:
         """The segments as kernels know them."""
         return self.slots.parts
 

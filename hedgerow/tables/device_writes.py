@@ -1,4 +1,4 @@
-"""Writes to a table on a device: what all of them share, the verbs beside the step, and moves."""
+"""Writes to a device table: their shared part, all but optimizer steps, and moves of rows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from ..core import checks
 from ..core.errors import InputError, NotFiniteError
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..core.use_weights import weights_times
-from ..kernels import assign, assign_add, find, lookup
+from ..kernels import assign, find, lookup
+from ..kernels.evict import touch
 from ..kernels.layout import LANES, MARK, NEWBORN, TIMES, Grouped, group
-from ..kernels.pins import touch
 from .config import TableConfig
-from .device_admission import DeviceAdmission, Sightings
-from .device_evict import DeviceRoom
-from .device_feed import DeviceFeed
-from .device_slots import DeviceSlots, RowTimes
-from .moving import MovingRows
-from .stamps import Stamps
+from .device_policies import DeviceAdmission, DeviceFullPolicy, GroupedOccurrences
+from .device_slots import DeviceFeed, DeviceSlots, RowTimes
+from .eviction import WriteStamps
 from .store import Applied, Entries, TableKeys
+from .transfer import MovingRows
 
 _BORN = 2**40  # what `apply` adds to the slots of new rows
 _LEAST_SQUARE = 2.0**-126  # of a row that skip_zero_embedding keeps
@@ -52,14 +50,14 @@ class DeviceWrites:
         config: TableConfig,
         slots: DeviceSlots,
         times: RowTimes,
-        stamps: Stamps,
+        stamps: WriteStamps,
         feed: DeviceFeed,
         admission: DeviceAdmission | None,
     ) -> None:
         self._config, self._slots, self._times = config, slots, times
         self._stamps, self._feed, self._admission = stamps, feed, admission
         self.admits_all = admission is None
-        self._room = DeviceRoom(config.name, slots, feed, stamps)
+        self._room = DeviceFullPolicy(config.name, slots, feed, stamps)
         self._restoring = Lock()
 
     # ---- what every write does
@@ -101,12 +99,12 @@ class DeviceWrites:
         """The same groups; groups whose id the admission rule refuses become room."""
         if self.admits_all:
             return grouped
-        seen = Sightings.of(grouped, used, counts)
+        seen = GroupedOccurrences.of(grouped, used, counts)
         refused = self.refused(grouped, seen, write, step, each=False)
         return grouped if refused is None else _without(grouped, refused)
 
     def refused(
-        self, grouped: Grouped, seen: Sightings, write: Write, step: int, *, each: bool
+        self, grouped: Grouped, seen: GroupedOccurrences, write: Write, step: int, *, each: bool
     ) -> Bool[Tensor, "n"] | None:
         """Which occurrences the admission rule refuses; None if the table admits every id.
 
@@ -131,7 +129,7 @@ class DeviceWrites:
         """Lets rows leave for the ids that have a usable row to write."""
         if self._slots.full != "evict":
             return
-        seen = Sightings.of(grouped, used, None)
+        seen = GroupedOccurrences.of(grouped, used, None)
         good = seen.live & usable[_order(grouped).clamp(max=len(usable) - 1)]
         self.give_way(grouped, seen.total(good.long()) > 0, write)
 
@@ -168,7 +166,7 @@ class DeviceWrites:
         slots = torch.where(placed >= 0, placed % _BORN, -1)
         order = self._stamps.order
         if use is not None and order is not None and order.by_use:
-            seen = Sightings.of(grouped, used, counts)
+            seen = GroupedOccurrences.of(grouped, used, counts)
             weights = weights_times(use & MARK, seen.total(seen.occurrences))
             touch(self._slots.arrays, slots, weights, "use")
         else:
@@ -216,7 +214,7 @@ class DeviceWrites:
             begun = torch.empty_like(rows)
             lookup.lookup(slots.arrays, grouped.ids, begun, slots.parts)
             placed = self.room_for_slots(grouped, learned=False)
-            assign_add.assign_add(
+            assign.assign_add(
                 *(slots.arrays, grouped, rows, usable, begun, slots.starts),
                 *(write.done, write.now, keys.used, placed),
             )
@@ -280,7 +278,7 @@ class DeviceWrites:
                 *(write.now, keys.used, states, None, placed),
             )
             self.note(grouped, placed, learned=True, use=0)
-            seen = Sightings.of(grouped, keys.used, None)
+            seen = GroupedOccurrences.of(grouped, keys.used, None)
             again = torch.empty_like(before).scatter_(0, _order(grouped), seen.number > 0)
             there = find.find(slots.arrays, keys.ids, keys.used) >= 0
         self.finish(write)
@@ -330,7 +328,7 @@ class DeviceWrites:
         self, grouped: Grouped, used: Tensor | None, rows: Tensor, usable: Tensor, write: Write
     ) -> Grouped:
         """Erases ids whose new row is all zeros instead of setting it; the other groups."""
-        seen, order = Sightings.of(grouped, used, None), _order(grouped)
+        seen, order = GroupedOccurrences.of(grouped, used, None), _order(grouped)
         source = torch.where(seen.live & usable[order], order, -1)
         winner = torch.full_like(source, -1).scatter_reduce_(0, seen.start, source, "amax")
         winner = winner[seen.start]

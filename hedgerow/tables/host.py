@@ -10,31 +10,49 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..core import checks, registry
+from ..core import checks, process_state
 from ..core.clock import Clock
 from ..core.errors import InputError, StateError
 from ..core.recycle import give_freed_memory_back
 from ..core.shapes import Bool, Float32, Float64, Int8, Int64
 from . import arguments
+from .admission import SlidingFilter
+from .changes import (
+    DEFAULT_CAPACITY,
+    Overflow,
+    SyncClient,
+    TouchedKeys,
+    TouchedSettings,
+    checked_client,
+)
 from .config import TableConfig
-from .expiry import Evicted
-from .filters import SlidingFilter
-from .followed import SyncClient, checked_client
-from .host_core import HostCore
-from .host_parts import HostEvictions, HostFeed, HostMoves
+from .eviction import Evicted, EvictionOrder, join, uses_of
+from .host_core import (
+    ASIDE_BYTES,
+    HostCore,
+    HostEvictions,
+    HostFeed,
+    HostMoves,
+    RowFile,
+    Snapshot,
+    memory_errors,
+)
 from .layout import entry_room, slice_rows
-from .leave_order import LeaveOrder, join, uses_of
-from .memory_errors import memory_errors
-from .moving import MovingRows
-from .policy import PLAIN, UpdatePolicy
-from .row_file import RowFile
-from .schedules import Rate
+from .local_table import MemoryUse
+from .optimizers import Rate
 from .slot_key import check_slot_key
-from .snapshot import ASIDE_BYTES, Snapshot
-from .stats import MemoryUse
-from .store import Applied, Entries, Lookup, Missing, TableKeys, all_found
-from .summed import summed
-from .touched import DEFAULT_CAPACITY, Overflow, TouchedKeys, TouchedSettings
+from .store import (
+    PLAIN,
+    Applied,
+    Entries,
+    Lookup,
+    Missing,
+    TableKeys,
+    UpdatePolicy,
+    all_found,
+    summed,
+)
+from .transfer import MovingRows
 
 
 class HostTable:
@@ -84,7 +102,7 @@ class HostTable:
         self.next_time, self.share_order = core.stamps.next_time, core.stamps.share_order
         self._shared_name = shared_name
         if shared_name is not None:
-            registry.register(shared_name, self)
+            process_state.register(shared_name, self)
         if sync_client is not None:
             checked_client(sync_client).attach(shared_name or config.name, self)
 
@@ -132,7 +150,7 @@ class HostTable:
             )
 
     @property
-    def order(self) -> LeaveOrder | None:
+    def order(self) -> EvictionOrder | None:
         """The order in which rows leave; None without a rule of room."""
         return self.core.stamps.order
 
@@ -523,7 +541,7 @@ class HostTable:
         """Removes all rows and gives the shared name back."""
         self.clear()
         if self._shared_name is not None:
-            registry.release(self._shared_name, self)
+            process_state.release(self._shared_name, self)
 
 
 def _file_stats(file: native.RowFile) -> dict[str, float]:

@@ -1,29 +1,111 @@
-"""The core of a host table: its rows in C++, the checks of every call, and the times of writes."""
+"""The parts of a host table: core calls, eviction, change feed, snapshots, the row file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 
+import torch
 from torch import Tensor
 
 from .. import native
+from ..core import checks
 from ..core.clock import Clock, SystemClock
 from ..core.counters import Counters
-from ..core.errors import DtypeError, NotFiniteError, ServingTableError
+from ..core.errors import (
+    ConfigError,
+    DtypeError,
+    FileMissingError,
+    InputError,
+    NameTakenError,
+    NotFiniteError,
+    OutOfMemoryError,
+    ServingTableError,
+    StateError,
+)
+from ..core.files import local_path
+from ..core.process_state import ForkLock
 from ..core.recycle import Recycler
-from ..core.shapes import Float32, Int64
+from ..core.shapes import Bool, Float32, Int64
+from ..core.use_weights import MARK_BITS
 from . import arguments
+from .admission import SlidingFilter
+from .changes import TouchedKeys, TouchedSettings
 from .config import TableConfig
-from .filters import SlidingFilter
-from .layout import RowLayout, native_segment
-from .leave_order import LeaveOrder
-from .memory_errors import memory_errors
-from .row_file import RowFile
-from .schedules import Rate, check_rates, rate_at
+from .eviction import Evicted, EvictionOrder, Lfu, Lru, Ttl, WriteStamps, shown
+from .layout import RowLayout, entry_room, native_segment, slice_rows
+from .optimizers import Rate, check_rates, rate_at
 from .slot_key import slot_key_of
-from .stamps import Stamps
-from .store import Applied, Lookup, Missing, TableKeys
+from .store import Applied, Entries, Lookup, Missing, TableKeys, all_found
+from .transfer import MovingRows
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """Rows in a file of `folder`, with about `resident_bytes` of them in memory.
+
+    The file has no name and goes with its table, however the process ends. The folder must lie on a
+    disk: a file in memory (tmpfs) saves none.
+
+    >>> import hedgerow as hr, tempfile, torch
+    >>> config = hr.TableConfig("user", (hr.Segment(16, hr.Zeros(), hr.Sgd()),))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     table = hr.HostTable(config, rows_in=hr.RowFile(folder, 2**20))
+    ...     _ = table.assign(torch.arange(50_000), torch.ones(50_000, 16))
+    >>> hr.stats(table)["resident_bytes"] <= 2**20 < hr.stats(table)["file_bytes"]
+    True
+    """
+
+    folder: str | os.PathLike[str]
+    resident_bytes: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | os.PathLike):
+            raise DtypeError(f"folder is {self.folder!r}; pass the path of a folder on a disk.")
+        checks.count("resident_bytes", self.resident_bytes)
+
+    def open(self) -> native.RowFile:
+        """A new file, for one table."""
+        folder = local_path(self.folder)
+        if not folder.is_dir():
+            raise FileMissingError(
+                f"rows_in names the folder {folder}, which is none; make it, or name another."
+            )
+        try:
+            with tempfile.TemporaryFile(dir=folder) as made:
+                fd = os.dup(made.fileno())
+        except OSError as error:
+            raise ConfigError(
+                f"no file for rows can be made in {folder}: {error}. Name a folder that this "
+                f"process may write to."
+            ) from error
+        return native.RowFile(fd, str(folder), self.resident_bytes)
+
+
+class memory_errors:  # noqa: N801 - it reads as a function; contextlib's form takes 1.5 us a call
+    """The core's errors for lack of memory as ours."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, MemoryError):
+            raise OutOfMemoryError(
+                f"{error or 'the operating system gave no more memory'}. The table stays usable: "
+                f"erase rows, raise the limit, or spread the table over more processes."
+            ) from error
+
 
 _MAX_IDS = 2**32 - 2  # of one call: positions inside a batch are 32-bit
 
@@ -66,8 +148,8 @@ class HostCore:
             for s in config.segments
         )
         self.events = Counters()
-        order = LeaveOrder.of(config.evict)
-        self.stamps = Stamps(clock or SystemClock(), self.events, order)
+        order = EvictionOrder.of(config.evict)
+        self.stamps = WriteStamps(clock or SystemClock(), self.events, order)
         self.outputs, self._output_sharers = Recycler(), 1
         slot_key = slot_key_of(config.slot_key)
         self.filter, self._made_filter = filter, filter is None
@@ -264,3 +346,325 @@ class HostCore:
                 f"{verb} on the serving table {self.config.name!r}; only training tables learn. "
                 f"Use assign, or make the table with serving=False."
             )
+
+
+ASIDE_BYTES = 256 << 20
+
+
+class Snapshot:
+    """All rows of a table as they were at one instant between two writes (`HostTable.snapshot`).
+
+    Reading it does not stop anybody: a writer that is the first to change a row not yet read copies
+    the old one aside. When more than `aside_bytes` lie aside, writers wait at the start of their
+    next call until the snapshot was read on or closed; the thread that reads never waits. `size`
+    and `max_ts` are those of the instant. A snapshot that is dropped is closed.
+
+    >>> from hedgerow import HostTable, Segment, Sgd, TableConfig, Zeros
+    >>> table = HostTable(TableConfig("user", (Segment(1, Zeros(), Sgd()),)))
+    >>> _ = table.assign(torch.tensor([7]), torch.tensor([[1.0]]))
+    >>> with table.snapshot() as rows:
+    ...     _ = table.assign(torch.tensor([7, 8]), torch.tensor([[2.0], [2.0]]))
+    ...     [(part.ids.tolist(), part.rows.tolist()) for part in rows.scan()]
+    [([7], [[1.0]])]
+    """
+
+    def __init__(
+        self,
+        table: native.Table,
+        name: str,
+        layout: RowLayout,
+        aside_bytes: int,
+        at_start: Callable[[], object] | None,
+        paused: bool,
+        order: EvictionOrder | None = None,
+    ) -> None:
+        self._table, self._name, self._layout, self._order = table, name, layout, order
+        self._process = os.getpid()
+        self._closed_with: tuple[int, float] | None = None
+        self._ticket, self.size, self.max_ts = table.open_snapshot(
+            aside_bytes, paused or at_start is not None
+        )
+        if self._ticket == 0:
+            raise StateError(
+                f"a second snapshot of table {name!r} while one is open; close the first, or wait "
+                f"for its end."
+            )
+        self._release = weakref.finalize(self, table.close_snapshot, self._ticket)
+        if order is not None:
+            self.max_ts = order.second(self.max_ts)
+        if at_start is None:
+            return
+        try:
+            at_start()
+        except BaseException:
+            self.close()
+            raise
+        if not paused:
+            self.resume()
+
+    def __repr__(self) -> str:
+        state = "open" if self._closed_with is None else "closed"
+        return f"Snapshot({self._name!r}, {self.size} rows, {state})"
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def resume(self) -> None:
+        """Lets writers go on that wait since the snapshot was opened `paused`."""
+        if self._closed_with is None:  # else it might be another snapshot's pause
+            self._table.resume_writers()
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """The rows, in slices of at most `rows` (about 16 MiB if None), in no particular order.
+
+        Each row is given once, whoever asks: several scans, also of several threads, share the
+        rows. Rows that share a home in the index may make a very small slice a few rows larger.
+        """
+        return self._slices(slice_rows(self._layout, rows))
+
+    def _slices(self, room: int) -> Iterator[Entries]:
+        done = False
+        while not done:
+            self._check_usable()
+            ids = torch.empty(room, dtype=torch.int64, device="cpu")
+            values, raw, ts = entry_room(self._layout, room)
+            got, done, needed = self._table.read_snapshot(
+                self._ticket,
+                room,
+                ids.data_ptr(),
+                values.data_ptr(),
+                raw.data_ptr(),
+                ts.data_ptr(),
+            )
+            if needed:
+                room = needed
+            if got:
+                states = self._layout.split(raw[:got])
+                yield Entries(
+                    ids[:got], all_found(got), values[:got], states, *shown(self._order, ts[:got])
+                )
+
+    def _check_usable(self) -> None:
+        if self._closed_with is not None:
+            raise StateError(
+                f"the snapshot of table {self._name!r} is closed; open another with snapshot()."
+            )
+        if os.getpid() != self._process:
+            raise StateError(
+                f"the snapshot of table {self._name!r} was opened by process {self._process}, from "
+                f"which this one was forked; open one here with snapshot()."
+            )
+
+    @property
+    def aside_rows(self) -> int:
+        """Rows that writers copied aside so far."""
+        return self._use()[0]
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that writers waited so far, in all."""
+        return self._use()[1]
+
+    def _use(self) -> tuple[int, float]:
+        return self._closed_with or self._table.snapshot_use()
+
+    def close(self) -> None:
+        """Gives memory back and lets waiting writers go on; a second call does nothing."""
+        if self._closed_with is None:
+            self._closed_with = self._table.snapshot_use()
+            self._release()
+
+
+_SLICE_ROWS = 65536  # looked at in one native call
+
+# cursor, room, address of ids, address of times -> rows gone, cursor, done, room needed
+_Step = Callable[[int, int, int, int], tuple[int, int, bool, int]]
+
+
+class HostEvictions:
+    """Removes rows by the rule of a host table. One eviction runs at a time, under a lock."""
+
+    def __init__(
+        self, config: TableConfig, native_table: native.Table, stamps: WriteStamps, events: Counters
+    ) -> None:
+        self._config = config
+        self._native_table = native_table
+        self._stamps = stamps
+        self._events = events
+        self._running = ForkLock()
+
+    def evict(self, *, now_s: int | None, capture: bool, rows: int | None) -> Evicted:
+        """Removes the rows that must go; as `HostTable.evict`."""
+        rule = self._config.evict
+        checks.flag("capture", capture)
+        given = None if now_s is None else checks.count("now_s", now_s)
+        with self._running:
+            if isinstance(rule, Ttl):
+                evicted = self._evict_older(rule, given, capture)
+            elif isinstance(rule, Lru | Lfu):
+                budget = rule.rows if rows is None else checks.count("rows", rows)
+                evicted = self._evict_to(rule, budget, capture)
+            else:
+                raise ConfigError(
+                    f"table {self._config.name!r} has no eviction rule; make its TableConfig with "
+                    f"evict=Ttl(...), Lru(...) or Lfu(...)."
+                )
+        self._events.add("evicted", evicted.rows)
+        order = self._stamps.order
+        if order is None or evicted.ts is None:
+            return evicted
+        return Evicted(evicted.rows, evicted.ids, order.seconds(evicted.ts))
+
+    def _evict_older(self, rule: Ttl, now_s: int | None, capture: bool) -> Evicted:
+        if now_s is None:
+            newest = rule.reference == "newest"
+            now_s = self._native_table.newest_time() if newest else self._stamps.clock.now_s()
+        reference, ages = now_s, rule.ages_s()
+
+        def take(cursor: int, room: int, ids_at: int, times_at: int) -> tuple[int, int, bool, int]:
+            return self._native_table.evict_older(
+                reference, ages.data_ptr(), cursor, room, ids_at, times_at
+            )
+
+        return _in_slices(take, capture)
+
+    def _evict_to(self, rule: Lru | Lfu, rows: int, capture: bool) -> Evicted:
+        assert self._stamps.order is not None
+        order, top = ("use" if isinstance(rule, Lfu) else "time"), self._stamps.order.top
+        left, score, key = self._native_table.find_cut(order, rows, top)
+        if left == 0:
+            return _in_slices(lambda *_: (0, 0, True, 0), capture)
+
+        def take(cursor: int, room: int, ids_at: int, times_at: int) -> tuple[int, int, bool, int]:
+            nonlocal left
+            step = self._native_table.evict_ranked(
+                order, left, score, key, cursor, room, ids_at, times_at, top
+            )
+            left -= step[0]
+            return step
+
+        return _in_slices(take, capture)
+
+
+def _in_slices(take: _Step, capture: bool) -> Evicted:
+    ids, ts = (torch.empty(_SLICE_ROWS, dtype=torch.int64, device="cpu") for _ in range(2))
+    rows, cursor, done = 0, 0, False
+    parts = [(ids[:0], ts[:0])]
+    while not done:
+        gone, cursor, done, needed = take(cursor, len(ids), ids.data_ptr(), ts.data_ptr())
+        rows += gone
+        if needed:
+            ids, ts = (torch.empty(needed, dtype=torch.int64, device="cpu") for _ in range(2))
+        elif capture and gone:
+            parts.append((ids[:gone].clone(), ts[:gone].clone()))
+    if not capture:
+        return Evicted(rows)
+    ids, order = torch.cat([part[0] for part in parts]).sort()
+    return Evicted(rows, ids, torch.cat([part[1] for part in parts])[order])
+
+
+class HostFeed:
+    """What others may follow of a host table: touched keys, and snapshots of all rows."""
+
+    def __init__(
+        self, name: str, layout: RowLayout, native_table: native.Table, stamps: WriteStamps
+    ) -> None:
+        self._name = name
+        self._layout = layout
+        self._native_table = native_table
+        self._stamps = stamps
+        self._consumers: dict[str, TouchedKeys] = {}
+        self._opening = ForkLock()
+
+    def touched(self, consumer: str, settings: TouchedSettings) -> TouchedKeys:
+        """The touched keys of `consumer`, who may be open already with the same settings."""
+        if not isinstance(consumer, str) or not consumer:
+            raise InputError(f"consumer is {consumer!r}; it must be a non-empty str.")
+        with self._opening:
+            known = self._consumers.get(consumer)
+            if known is None:
+                known = TouchedKeys(self._native_table, consumer, settings, self._forget)
+                self._consumers[consumer] = known
+        if known.settings != settings:
+            raise NameTakenError(
+                f"consumer {consumer!r} of table {self._name!r} is open with "
+                f"{known.settings}, not {settings}; close it first, or choose another name."
+            )
+        return known
+
+    def consumer(self, name: str) -> TouchedKeys | None:
+        """The consumer of touched keys that is open under a name, if one is."""
+        with self._opening:
+            return self._consumers.get(name)
+
+    @property
+    def consumers(self) -> tuple[str, ...]:
+        """The names of the consumers of touched keys that are open."""
+        with self._opening:
+            return tuple(self._consumers)
+
+    def _forget(self, consumer: str) -> None:
+        with self._opening:
+            self._consumers.pop(consumer, None)
+
+    def snapshot(
+        self, aside_bytes: int, at_start: Callable[[], object] | None, paused: bool
+    ) -> Snapshot:
+        """All rows as they are when this returns; as `HostTable.snapshot`."""
+        checks.count("aside_bytes", aside_bytes)
+        if at_start is not None and not callable(at_start):
+            raise InputError(f"at_start is {at_start!r}; it must be a function without arguments.")
+        checks.flag("paused", paused)
+        return Snapshot(
+            *(self._native_table, self._name, self._layout, aside_bytes, at_start, paused),
+            order=self._stamps.order,
+        )
+
+
+class HostMoves:
+    """Moves rows between a host table and another store of the same table, for tiers.
+
+    A move reaches no consumer of touched keys and changes no count.
+    """
+
+    def __init__(self, layout: RowLayout, native_table: native.Table, stamps: WriteStamps) -> None:
+        self._layout = layout
+        self._native_table = native_table
+        self._stamps = stamps
+
+    def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
+        """Whole rows; those of absent ids are zeros."""
+        found = torch.empty(len(ids), dtype=torch.bool, device="cpu")
+        room = MovingRows(ids.contiguous(), found, *entry_room(self._layout, len(ids)))
+        others = (room.found, room.rows, room.states, room.ts)
+        self._native_table.entries(
+            room.ids.data_ptr(), len(ids), *(part.data_ptr() for part in others)
+        )
+        return room
+
+    def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
+        """Takes rows, and says which of them found room: here all of them."""
+        here = moving.to("cpu")
+        parts = [x.contiguous() for x in (here.ids, here.rows, here.states, here.ts)]
+        ids_at, *others = (part.data_ptr() for part in parts)
+        with memory_errors():
+            self._native_table.move_in(ids_at, len(here), *others)
+        return all_found(len(here))
+
+    def move_out(self, ids: Int64[Tensor, "n"]) -> None:
+        """Removes rows that another store has taken."""
+        ids = ids.contiguous()
+        gone = torch.empty(len(ids), dtype=torch.bool, device="cpu")
+        self._native_table.move_out(ids.data_ptr(), len(ids), gone.data_ptr())
+
+    def saw(self, ts: int) -> None:
+        """Notes that a row was written at time `ts` in another store, for `max_ts`."""
+        self._native_table.assign(0, 0, 0, ts if self._stamps.order is None else ts << MARK_BITS)

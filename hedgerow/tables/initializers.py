@@ -115,7 +115,7 @@ class Uniform(Initializer):
 
 @dataclass(frozen=True)
 class RandomUniform(Initializer):
-    """The original's `random_uniform`: uniform in [minval, maxval)."""
+    """Monolith's `random_uniform`: uniform in [minval, maxval)."""
 
     kind = "random_uniform"
     native_kind = "uniform"

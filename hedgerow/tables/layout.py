@@ -16,7 +16,7 @@ from ..core.errors import InputError
 from ..core.shapes import Float32
 from .compressors import Fp32
 from .config import Segment, TableConfig
-from .optimizer_base import State
+from .optimizers import OptimizerState
 
 _SLICE_BYTES = 2**24
 _MOST_SLICE_ROWS = 65536
@@ -30,7 +30,7 @@ class StatePlace:
     """One state of one segment inside the floats that follow a row."""
 
     segment: int
-    state: State
+    state: OptimizerState
     start: int
     stop: int
 
@@ -159,7 +159,7 @@ def _places(segments: Sequence[Segment]) -> Iterator[StatePlace]:
             start = stop
 
 
-def _initial_floats(state: State, dim: int) -> list[float]:
+def _initial_floats(state: OptimizerState, dim: int) -> list[float]:
     if state.dtype == "int64":
         return list(struct.unpack("2f", struct.pack("q", int(state.initial))))
     return [state.initial] * state.floats(dim)

@@ -1,29 +1,219 @@
-"""The interface between a module and the store that holds its rows."""
+"""The interface between a module and its store of rows, and the bags a module asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from ..core.checks import CPU
+from ..core.checks import CPU, unknown
 from ..core.clock import Clock
 from ..core.errors import StateError
-from .bags import Bags, BagsReader
+from ..core.id_batch import IdBatch
+from ..core.shapes import Float32, Int64
 from .config import TableConfig
+from .local_table import TableStats
 from .multi.several_tables import not_copied, stays
-from .policy import PLAIN, UpdatePolicy
-from .stats import TableStats
-from .store import Learns, Lookup, Missing, TableKeys
-from .summed import SummedGradients
+from .store import PLAIN, Lookup, Missing, SummedGradients, TableKeys, Trainable, UpdatePolicy
 
 if TYPE_CHECKING:
     from .host import HostTable
 
 
-class ModuleStore(Learns, Protocol):
+Pooling = str | tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableFeature:
+    """Where a feature's ids stand: its table's number, and how its bags are pooled."""
+
+    name: str
+    table: int
+    pooling: Pooling
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureGroup:
+    """Features that are read together, of batches that have the same names."""
+
+    features: tuple[TableFeature, ...]  # in the order of their tables
+    places: tuple[int, ...]  # of each among the names of the batch
+    order: tuple[int, ...]  # in which the caller wants them
+
+    @staticmethod
+    def of(
+        names: tuple[str, ...], features: Sequence[TableFeature], wanted: Sequence[str]
+    ) -> FeatureGroup:
+        """The `wanted` ones of these features, in batches with these names.
+
+        >>> features = [Feature("item", 0, "sum"), Feature("user", 1, "sum")]
+        >>> group = FeatureGroup.of(("user", "age", "item"), features, ["user", "item"])
+        >>> group.places, group.order
+        ((2, 0), (1, 0))
+        """
+        chosen = tuple(feature for feature in features if feature.name in wanted)
+        found = [feature.name for feature in chosen]
+        return FeatureGroup(
+            chosen,
+            tuple(names.index(name) for name in found),
+            tuple(found.index(name) for name in wanted),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureBags:
+    """The bags of a group of features in one batch."""
+
+    batch: IdBatch
+    group: FeatureGroup
+
+    def ids_of(self, i: int) -> Int64[Tensor, "n"]:
+        """The ids of feature `i`, bag after bag."""
+        borders, place = self.batch.borders(), self.group.places[i]
+        return self.batch.values[borders[place] : borders[place + 1]]
+
+    def keys(self, tables: int) -> FeatureKeys:
+        """Return the ids as keys of a store with `tables` tables."""
+        return FeatureKeys.of(self.batch, self.group.features, tables, self.group.places)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureKeys:
+    """The keys of one batch, table after table, each table's features in their order."""
+
+    keys: TableKeys
+    features: tuple[TableFeature, ...]  # in the order of their ids
+    borders: tuple[int, ...]  # of the features in keys.ids, and the end
+
+    @staticmethod
+    def of(
+        batch: IdBatch,
+        features: Sequence[TableFeature],
+        tables: int,
+        places: Sequence[int] | None = None,
+    ) -> FeatureKeys:
+        """These features of a batch, at their `places` among its names, if known."""
+        borders = batch.borders()
+        if places is None:
+            for feature in features:
+                if feature.name not in batch.names:
+                    unknown("feature", feature.name, batch.names)
+            places = [batch.names.index(feature.name) for feature in features]
+        at, of_table = [0], [0] * tables
+        for feature, place in zip(features, places, strict=True):
+            size = borders[place + 1] - borders[place]
+            at.append(at[-1] + size)
+            of_table[feature.table] += size
+        ids = batch.values
+        if tuple(places) != tuple(range(len(batch.names))):
+            parts = list[Tensor]()
+            for place in places:
+                parts.append(batch.values[borders[place] : borders[place + 1]])
+            ids = torch.cat(parts)
+        keys = TableKeys(ids, (0, *accumulate(of_table)))
+        return FeatureKeys(keys, tuple(features), tuple(at))
+
+    def rows(self, found: Lookup) -> tuple[Float32[Tensor, "n dim"], ...]:
+        """The rows of each feature, without a copy."""
+        parts, start = [], 0
+        for feature, first, end in zip(self.features, self.borders, self.borders[1:], strict=False):
+            n, dim = end - first, found.dims[feature.table]
+            parts.append(found.rows[start : start + n * dim].view(n, dim))
+            start += n * dim
+        return tuple(parts)
+
+    def ids_of(self, i: int) -> Int64[Tensor, "n"]:
+        """The ids of feature `i`."""
+        return self.keys.ids[self.borders[i] : self.borders[i + 1]]
+
+
+class ReadRecord(Protocol):
+    """What a module read of a batch, as an update needs it.
+
+    Gradients are those of its outputs, one a feature: of vectors, or of the rows of all ids.
+    """
+
+    @property
+    def features(self) -> tuple[TableFeature, ...]:
+        """The features, in the order of the outputs."""
+        ...
+
+    @property
+    def at(self) -> Lookup:
+        """Where the rows of all ids were found."""
+        ...
+
+    @property
+    def learner(self) -> Learner | None:
+        """What learns from gradients of vectors; None where the store learns, from those of ids."""
+        ...
+
+    def ids_of(self, i: int) -> Int64[Tensor, "n"]:
+        """The ids of feature `i`."""
+        ...
+
+    def key_gradients(self, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
+        """The gradient of each id of feature `i`."""
+        ...
+
+
+class Learner(Protocol):
+    """Learns from the gradients of vectors, which are never spread over ids."""
+
+    def learns(self, given: Sequence[Gradients], clip: float) -> bool:
+        """Whether `learn` takes all of these, so that no row is looked for again."""
+        ...
+
+    def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
+        """One optimizer step per id with a gradient, by what the lookups found.
+
+        With a `clip` above 0 the summed gradient of a row is no longer than that.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradients:
+    """What came back for one read, by feature; at least one feature has a gradient."""
+
+    read: ReadRecord
+    grads: tuple[Tensor | None, ...]
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all features have a gradient."""
+        # Not `None in`: that compares each tensor with None, for which torch takes 20 us.
+        return all(grad is not None for grad in self.grads)
+
+    @property
+    def at(self) -> Lookup:
+        """Where the rows of the ids that have a gradient were found."""
+        at = self.read.at
+        start, places, sizes = 0, list[Tensor](), [0] * at.keys.tables
+        for i, (feature, grad) in enumerate(zip(self.read.features, self.grads, strict=True)):
+            stop = start + len(self.read.ids_of(i))
+            if grad is not None:
+                places.append(torch.arange(start, stop, device=at.keys.ids.device))
+                sizes[feature.table] += stop - start
+            start = stop
+        return at.part(torch.cat(places), (0, *accumulate(sizes)))
+
+
+class BagsReader(Protocol):
+    """What reads the bags of a group of features, pooled."""
+
+    def read(
+        self, bags: FeatureBags, *, training: bool, step: int, keep: bool
+    ) -> tuple[tuple[Tensor, ...], ReadRecord | None]:
+        """The outputs of all features; to `keep`: what an update of them needs."""
+        ...
+
+
+class ModuleStore(Trainable, Protocol):
     """The rows of the tables of one module: in this process, over ranks, or on servers.
 
     One builder per placement makes the store. Other code uses this interface only.
@@ -51,7 +241,7 @@ class ModuleStore(Learns, Protocol):
 
     # ---- a step
 
-    def bags_reader(self, bags: Bags) -> BagsReader | None:
+    def bags_reader(self, bags: FeatureBags) -> BagsReader | None:
         """What reads these bags pooled; None where their rows are to be read."""
         ...
 
@@ -130,7 +320,7 @@ class ModuleStore(Learns, Protocol):
         ...
 
 
-class SpreadStore:
+class DistributedStore:
     """What stores share whose rows are spread over ranks or servers.
 
     Keys and rows of a call are on `device`.

@@ -1,4 +1,4 @@
-"""The optimizers users write: torch's formulas and defaults where torch has them.
+"""The optimizers that users write, their learning rates, and what an optimizer tells a table.
 
 Bias corrections of the Adam family follow the step of the update, as torch's SparseAdam does, or
 count the updates of each row.
@@ -6,14 +6,147 @@ count the updates of each row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from torch import Tensor
+
 from ..core import checks
 from ..core.errors import ConfigError
-from .optimizer_base import Optimizer, Rule, State
-from .schedules import Rate, check_rate
+from ..core.records import Record
+
+
+class RateSchedule(Record):
+    """A rate that follows the step, comparable and writable to a file."""
+
+    def __call__(self, step: int) -> float:
+        """The rate at `step`, counted before the step is taken."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Polynomial(RateSchedule):
+    """From `initial` to `end` in `decay_steps`; it may fall or rise.
+
+    With `cycle` the whole is stretched to the next multiple of `decay_steps` instead of ending.
+
+    >>> warmup = Polynomial(initial=0.0, decay_steps=20, end=0.05)
+    >>> warmup(0), round(warmup(10), 9), warmup(25)
+    (0.0, 0.025, 0.05)
+    """
+
+    kind = "polynomial"
+    initial: float
+    decay_steps: int
+    end: float = 1e-4
+    power: float = 1.0
+    cycle: bool = False
+
+    def __post_init__(self) -> None:
+        checks.setting("Polynomial", "initial", self.initial, least=0)
+        checks.whole("Polynomial", "decay_steps", self.decay_steps, least=1)
+        checks.setting("Polynomial", "end", self.end, least=0)
+        checks.setting("Polynomial", "power", self.power, above=0)
+        checks.switch("Polynomial", "cycle", self.cycle)
+
+    def __call__(self, step: int) -> float:
+        """The rate at `step`."""
+        span = self.decay_steps
+        if self.cycle:
+            span *= max(1, math.ceil(step / self.decay_steps))
+        left = 1 - min(step, span) / span
+        return (self.initial - self.end) * left**self.power + self.end
+
+
+Rate = float | RateSchedule | Callable[[int], float]
+
+
+def check_rate(owner: str, name: str, rate: Rate) -> None:
+    """Refuses what can never be a rate; a callable is checked each time it is asked."""
+    if callable(rate):
+        return
+    if isinstance(rate, bool) or not isinstance(rate, numbers.Real):
+        raise ConfigError(f"{owner}.{name} is {rate!r}; it must be a number, schedule or callable.")
+    checks.setting(owner, name, rate, least=0)  # pyright: ignore[reportArgumentType]
+
+
+def rate_at(rate: Rate, step: int) -> float:
+    """The rate at `step`, whatever its source; never negative, never NaN.
+
+    >>> rate_at(0.1, 7), rate_at(lambda step: 1 / (1 + step), 4)
+    (0.1, 0.2)
+    """
+    now = rate(step) if callable(rate) else rate
+    if isinstance(now, Tensor) and now.numel() == 1:
+        now = now.item()
+    return checks.rate(f"the rate at step {step}", now)
+
+
+def check_rates(rates: Sequence[Rate], segments: int) -> tuple[Rate, ...]:
+    """One source a segment, or an error that states both numbers."""
+    if isinstance(rates, str) or not isinstance(rates, Sequence):
+        raise ConfigError(f"rates is {rates!r}; give a list with one rate a segment, in order.")
+    if len(rates) != segments:
+        raise ConfigError(
+            f"{len(rates)} rates for {segments} segments; give one rate a segment, in order."
+        )
+    for i, rate in enumerate(rates):
+        check_rate("rates", str(i), rate)
+    return tuple(rates)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """One state of a row: a float beside every value, or one number for the segment."""
+
+    name: str
+    initial: float = 0.0
+    per: Literal["value", "row"] = "value"
+    dtype: Literal["float32", "int64"] = "float32"
+    least: float | None = None  # no update makes it smaller: a saved value below is damaged
+
+    def floats(self, dim: int) -> int:
+        """Room it takes behind a segment of `dim`, in floats; an int64 takes two."""
+        return dim if self.per == "value" else (2 if self.dtype == "int64" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An update rule of the native core: its settings and states, in the core's order."""
+
+    name: str
+    settings: tuple[float, ...] = ()
+    states: tuple[OptimizerState, ...] = ()
+
+
+class Optimizer(Record):
+    """Base of every row optimizer."""
+
+    def rule(self) -> Rule:
+        """How the core runs it."""
+        raise NotImplementedError
+
+    def rate(self) -> Rate:
+        """Its own rate, used when a call gives none."""
+        raise NotImplementedError
+
+    @property
+    def follows_step(self) -> bool:
+        """Whether an update cannot do without its step, whatever its rate."""
+        return False
+
+    def check_dim(self, dim: int) -> None:
+        """Raises if it cannot serve a segment of `dim`."""
+
+
+def warmed_up(learning_rate: float, warmup_steps: int) -> Rate:
+    """`learning_rate`, reached along a straight line from 0 over `warmup_steps`."""
+    if warmup_steps == 0:
+        return learning_rate
+    return Polynomial(initial=0.0, decay_steps=warmup_steps, end=learning_rate)
 
 
 @dataclass(frozen=True)
@@ -76,7 +209,7 @@ class Momentum(_TorchOptimizer):
     def rule(self) -> Rule:
         """The buffer does not contain the rate."""
         settings = (self.weight_decay, self.momentum, float(self.nesterov))
-        return Rule("torch_momentum", settings, (State("momentum_buffer"),))
+        return Rule("torch_momentum", settings, (OptimizerState("momentum_buffer"),))
 
 
 @dataclass(frozen=True)
@@ -100,7 +233,7 @@ class Adagrad(_TorchOptimizer):
 
     def rule(self) -> Rule:
         """w -= lr g / (sqrt(sum) + eps)."""
-        states = (State("sum", self.initial_accumulator_value, least=0),)
+        states = (OptimizerState("sum", self.initial_accumulator_value, least=0),)
         return Rule("adagrad", (self.weight_decay, self.eps), states)
 
 
@@ -124,7 +257,7 @@ class RowAdagrad(_TorchOptimizer):
 
     def rule(self) -> Rule:
         """w -= lr g / (sqrt(sum of mean squares) + eps)."""
-        states = (State("sum", per="row", least=0),)
+        states = (OptimizerState("sum", per="row", least=0),)
         return Rule("row_adagrad", (self.weight_decay, self.eps), states)
 
 
@@ -233,11 +366,13 @@ class Adam(_TorchOptimizer):
             float(self._decoupled),
             counted if self.bias_correction == "step" else _BY_ROW,
         )
-        moments = tuple(State(s, least=0 if "sq" in s else None) for s in states)
+        moments = tuple(OptimizerState(s, least=0 if "sq" in s else None) for s in states)
         if self.dense:
-            last = State("last_step", per="row", dtype="int64", least=0)
+            last = OptimizerState("last_step", per="row", dtype="int64", least=0)
             return Rule(f"dense_{name}", settings, (*moments, last))
-        return Rule(f"torch_{name}", settings, (*moments, State("step", per="row", least=0)))
+        return Rule(
+            f"torch_{name}", settings, (*moments, OptimizerState("step", per="row", least=0))
+        )
 
 
 @dataclass(frozen=True)
@@ -305,14 +440,14 @@ class RmsProp(_TorchOptimizer):
         """w -= lr g / (sqrt(square_avg) + eps), through the buffer if there is one."""
         settings = (self.alpha, 1 - self.alpha, self.eps, self.weight_decay, self.momentum)
         if self.momentum == 0:
-            return Rule("torch_rmsprop", settings, (State("square_avg", least=0),))
-        states = (State("square_avg", least=0), State("momentum_buffer"))
+            return Rule("torch_rmsprop", settings, (OptimizerState("square_avg", least=0),))
+        states = (OptimizerState("square_avg", least=0), OptimizerState("momentum_buffer"))
         return Rule("torch_rmsprop_momentum", settings, states)
 
 
 @dataclass(frozen=True)
 class Ftrl(_TorchOptimizer):
-    """Follow the regularised leader; torch has none, so the original's formula and defaults.
+    """Follow the regularised leader; torch has none, so Monolith's formula and defaults.
 
     >>> [state.name for state in Ftrl(l1=0.1).rule().states]
     ['norm', 'zero']
@@ -332,5 +467,8 @@ class Ftrl(_TorchOptimizer):
 
     def rule(self) -> Rule:
         """A row of exact zeros where l1 wins."""
-        states = (State("norm", self.initial_accumulator_value, least=0), State("zero"))
+        states = (
+            OptimizerState("norm", self.initial_accumulator_value, least=0),
+            OptimizerState("zero"),
+        )
         return Rule("ftrl", (self.beta, self.l1, self.l2), states)

@@ -17,20 +17,24 @@ from ..core.errors import CacheTooSmallError
 from ..core.ids import are_among, distinct_ids
 from ..core.shapes import Bool, Float32, Float64, Int8, Int64
 from ..tables import arguments
-from ..tables.expiry import Evicted
+from ..tables.changes import DEFAULT_CAPACITY, Overflow
+from ..tables.eviction import Evicted, EvictionOrder
 from ..tables.host import HostTable
-from ..tables.leave_order import LeaveOrder
-from ..tables.policy import PLAIN, UpdatePolicy
-from ..tables.schedules import Rate
-from ..tables.stats import MemoryUse
-from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
-from ..tables.summed import summed
-from ..tables.touched import DEFAULT_CAPACITY, Overflow
+from ..tables.local_table import MemoryUse
+from ..tables.optimizers import Rate
+from ..tables.store import PLAIN, Applied, Entries, Lookup, Missing, TableKeys, UpdatePolicy, summed
 from .cache_moves import CacheMoves, cache_map
-from .change_feed import ChangeFeeds, TierSnapshot, TierTouched, open_snapshot
 from .locks import ThreadStopper
 from .residency_map import Ids, RowState
-from .tier_pair import TierPair, TierRows, not_copied
+from .tier_pair import (
+    ChangeFeeds,
+    TierPair,
+    TierRows,
+    TierSnapshot,
+    TierTouched,
+    not_copied,
+    open_snapshot,
+)
 
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable
@@ -106,7 +110,7 @@ class CachingTable:
         return self.slow.filter
 
     @property
-    def order(self) -> LeaveOrder | None:
+    def order(self) -> EvictionOrder | None:
         """The order in which rows are evicted; None without a rule of room."""
         return self.slow.order
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Bool, Int32, Int64
-from ..kernels import find, mark
+from ..kernels import find, leave
 from ..kernels.layout import LANES
 from ..kernels.leave import NEVER
 from ..tables.device import DeviceTable
@@ -19,7 +19,7 @@ from .residency_map import Ids
 if TYPE_CHECKING:
     from .caching import CachingTable
     from .hybrid import HybridTable
-    from .use_counts import UseCounts
+    from .residency_map import UseCounts
 
 _MANY_SLOTS = 1 << 18
 _SAMPLE = 1 << 16  # of the slots, from which the age of the oldest rows is estimated
@@ -181,7 +181,7 @@ class DeviceCacheMap(DeviceResidencyMap):
         if self.numbers_stays:
             assert slots is not None
             with self._table.on_device():
-                mark.mark(slots, self._stay, None, self._stays)
+                leave.mark(slots, self._stay, None, self._stays)
 
     def remove(self, at: Ids | Tensor) -> None:
         """The ids in these slots leave."""

@@ -17,12 +17,11 @@ from torch import Tensor
 from ..core.ids import distinct_ids
 from ..core.shapes import Bool, Float32, Int32, Int64
 from ..kernels.layout import LANES
-from ..kernels.leave import CROWDED, Chosen
-from ..tables.copies import host_room, numbers_on
+from ..kernels.leave import CROWDED, EvictionCandidates
 from ..tables.host import move_in_several
-from ..tables.moving import MovingRows
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
+from ..tables.transfer import MovingRows, host_room, numbers_on
 from .caching import CachingTable
 from .device_residency import device_map_of, device_store_of
 from .misses import Misses
@@ -192,7 +191,7 @@ class EvictionScheduler:
 class NextEviction:
     """Rows that leave the next time, at most so many of each table."""
 
-    chosen: Chosen
+    chosen: EvictionCandidates
     most: Sequence[int]
     write_back: PendingWriteBack
 
@@ -235,7 +234,7 @@ class PendingWriteBack:
     def __init__(
         self,
         caches: Sequence[CachingTable],
-        chosen: Chosen,
+        chosen: EvictionCandidates,
         rows: Float32[Tensor, "room dim"],
         states: Float32[Tensor, "room floats"],
         most: Sequence[int],

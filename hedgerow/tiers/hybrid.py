@@ -16,20 +16,23 @@ from ..core.errors import ConfigError
 from ..core.ids import distinct_ids
 from ..core.shapes import Bool, Float32, Float64, Int8, Int64
 from ..tables import arguments
-from ..tables.copies import in_host
-from ..tables.expiry import Evicted, Lfu, Lru, Ttl
+from ..tables.changes import DEFAULT_CAPACITY, Overflow
+from ..tables.eviction import Evicted, EvictionOrder, Lfu, Lru, Ttl
 from ..tables.host import HostTable
-from ..tables.leave_order import LeaveOrder
-from ..tables.policy import PLAIN, UpdatePolicy
-from ..tables.schedules import Rate
-from ..tables.stats import MemoryUse
-from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
-from ..tables.summed import summed
-from ..tables.touched import DEFAULT_CAPACITY, Overflow
-from .change_feed import ChangeFeeds, TierSnapshot, TierTouched, open_snapshot
-from .residency_map import Ids, ResidencyMap
-from .tier_pair import TierPair, TierRows, not_copied
-from .use_counts import GroupUseCounts, UseCounts
+from ..tables.local_table import MemoryUse
+from ..tables.optimizers import Rate
+from ..tables.store import PLAIN, Applied, Entries, Lookup, Missing, TableKeys, UpdatePolicy, summed
+from ..tables.transfer import in_host
+from .residency_map import GroupUseCounts, Ids, ResidencyMap, UseCounts
+from .tier_pair import (
+    ChangeFeeds,
+    TierPair,
+    TierRows,
+    TierSnapshot,
+    TierTouched,
+    not_copied,
+    open_snapshot,
+)
 
 if TYPE_CHECKING:  # they need Triton
     from ..tables.device import DeviceTable
@@ -115,7 +118,7 @@ class HybridTable:
         return self.slow.filter
 
     @property
-    def order(self) -> LeaveOrder | None:
+    def order(self) -> EvictionOrder | None:
         """The order in which rows are evicted; None without a rule of room."""
         return self.slow.order
 

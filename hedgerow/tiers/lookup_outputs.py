@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.shapes import Float32, Int64
 from ..kernels.pool_features import Features, Known, Pooled
-from ..tables.multi.device_features import BagsOfFeatures
+from ..tables.multi.device_bags import BagsOfFeatures
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.shapes import Int64
 from ..kernels.output_gradients import Occurrences, OutputGradients
 from ..kernels.pool_features import Features
-from ..tables.multi.device_features import BagsOfFeatures, OutputRows
+from ..tables.multi.device_bags import BagsOfFeatures, OutputRows
 from ..tables.store import Lookup, TableKeys
 from .lookup_outputs import PooledOutput, RowsOutput
 

@@ -14,25 +14,23 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.shapes import Float32, Int64
-from ..kernels.absent import Listing
+from ..kernels.incoming_rows import ArrivalCounts, MissList, WaitingBatch
 from ..kernels.leave import NEVER
 from ..kernels.output_gradients import OutputGradients
-from ..kernels.put_rows import Uses, Waiting
-from ..kernels.seat import Marks
-from ..kernels.spread import spread_at
-from ..tables.copies import host_room, to_device, to_host
+from ..kernels.pool_features import spread_at
+from ..kernels.runs import Marks
+from ..tables.eviction import one_call
 from ..tables.host import lookup_several
-from ..tables.leave_order import one_call
 from ..tables.multi.device_group import DeviceGroup
-from ..tables.schedules import Rate
+from ..tables.optimizers import Rate
 from ..tables.store import Applied, Missing, TableKeys
-from .cache_prefetcher import CachePrefetcher
+from ..tables.transfer import host_room, to_device, to_host
 from .caching import CachingTable
 from .device_residency import device_map_of, device_store_of
 from .eviction import MOST_SPARE, EvictionScheduler
 from .hybrid import GroupPromotions, HybridTable
 from .lookup_outputs import LookupOutput
-from .misses import HostReadback, ListRoom, Misses, MissRead, Residency, listed
+from .misses import CachePrefetcher, HostReadback, ListRoom, Misses, MissRead, Residency, listed
 from .residency_map import Ids
 from .tier_pair import share_locks
 
@@ -334,7 +332,7 @@ class MissHandler:
             resident = device_map_of(table)
             resident.used, resident.changed = uses[k], changes[k]
             resident.moved = moved[:, k]
-        self._uses = Uses(self.used, moved[0])
+        self._uses = ArrivalCounts(self.used, moved[0])
         self.list_room = ListRoom(len(caches))
         self.prefetcher = CachePrefetcher(caches, group, self.used)
         self.evictions = EvictionScheduler(caches, group, self.used, self.changed, moved[1])
@@ -412,7 +410,7 @@ class MissHandler:
                 come = self._make_room(reading, now, tell_used)
                 in_place = known is found
                 if come:
-                    waiting = Waiting(listing, found.slots, out) if in_place else None
+                    waiting = WaitingBatch(listing, found.slots, out) if in_place else None
                     self._put(reading, now, waiting)
                     readback = HostReadback(listing.left, here=reading.room_for_counts)
                     if in_place:
@@ -421,7 +419,7 @@ class MissHandler:
         # Rows may have come by another call, and are not in `out`: read all again.
         return replace(found, tried=True, epoch=found.epoch if in_place else ())
 
-    def missing_ids(self, keys: TableKeys, found: Residency) -> tuple[Listing, list[Ids]]:
+    def missing_ids(self, keys: TableKeys, found: Residency) -> tuple[MissList, list[Ids]]:
         """The keys of each table that are not on the device; waits for it."""
         listing, readback, tables = found.listing, found.readback, len(self._caches)
         if listing is None or max(readback.counts) > listing.room:
@@ -457,7 +455,7 @@ class MissHandler:
                 reading.keep(k, rows)
         return any(reading.counts)
 
-    def _put(self, reading: MissRead, now: int, waiting: Waiting | None = None) -> None:
+    def _put(self, reading: MissRead, now: int, waiting: WaitingBatch | None = None) -> None:
         """Moves rows in, and updates the lists of the batch that is `waiting` for them."""
         group = self.device_group
         with self._caches[0].pair.move_lock.alone(), self._whole_rows(reading):

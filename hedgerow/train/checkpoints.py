@@ -13,12 +13,12 @@ from torch import nn
 
 from ..core import checks
 from ..core.errors import CheckpointError, CheckpointMissingError
-from ..core.local_path import local_path
-from ..nn.collection import collections_of, dense_only, dense_state, servers_of
+from ..core.files import local_path
 from ..nn.distribute import workers_of
+from ..nn.embedding_modules import collections_of, dense_only, dense_state, servers_of
 from ..nn.saving import Stateful, load, save
+from ..tables.checkpoint.chain import newest
 from ..tables.checkpoint.manifest_reader import read_manifest
-from ..tables.checkpoint.newest import newest
 
 _TEST_LOSS = "test_loss"
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core import checks
-from ..data.batch import Batch
-from ..nn.collection import Collection
-from .metrics import Metrics
+from ..data.source import Batch
+from ..nn.embedding_modules import EmbeddingModule
+from .metrics import BinaryMetrics
 from .run_ranks import RunRanks
 
 
@@ -29,7 +29,7 @@ def predictions(model: nn.Module, source: Iterable[Batch]) -> Iterator[tuple[Ten
 
 def device_of(model: nn.Module) -> torch.device:
     """Where a model takes its batches: where its tables are, or its weights if it has none."""
-    tables = [one for one in model.modules() if isinstance(one, Collection)]
+    tables = [one for one in model.modules() if isinstance(one, EmbeddingModule)]
     if tables:
         return tables[0].store.device
     return next((weight.device for weight in model.parameters()), checks.CPU)
@@ -47,7 +47,7 @@ def evaluate(model: nn.Module, source: Iterable[Batch]) -> dict[str, float]:
     >>> evaluate(model, source)["samples"]
     256.0
     """
-    metrics, ranks = Metrics(), RunRanks(model)
+    metrics, ranks = BinaryMetrics(), RunRanks(model)
     with ranks.whole_batches():
         for logits, batch in predictions(model, map(ranks.share, source)):
             metrics.update(logits, batch.labels, batch.weights)

@@ -1,9 +1,22 @@
-"""What a job tells while it runs: events, and what takes them."""
+"""Events of a training run, and the files that they are written to."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+
+from ..core.clock import Clock, SystemClock
+from ..core.errors import FileDamagedError
+from ..core.files import local_path, naming
+from ..core.protobuf import bytes_field, double_field, floats_field, varint_field
+from ..data.tfrecord_format import frame
 
 # "kind" is "train", "eval", "checkpoint" or "end"; "step", "samples" and "seconds" say how far the
 # job was: steps done, samples trained on, seconds of work. All else is what the event has to tell.
@@ -29,7 +42,7 @@ class WithSpeed:
     A job that resumes counts its seconds anew: its first event has no speed. Single-owner.
 
     >>> import tempfile
-    >>> from hedgerow.train.json_lines import JsonLines, read_events
+    >>> from hedgerow.train.events import JsonLines, read_events
     >>> path = tempfile.mkdtemp() + "/log.jsonl"
     >>> log = WithSpeed(JsonLines(path))
     >>> log.write({"kind": "train", "step": 9, "samples": 900, "seconds": 3.0})
@@ -56,3 +69,180 @@ class WithSpeed:
     def close(self) -> None:
         """Closes the sink."""
         self._sink.close()
+
+
+# Fields of the messages, by their published numbers.
+_WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION_LOG = 1, 2, 3, 5, 7  # Event
+_VALUE = 1  # Summary
+_TAG, _SIMPLE_VALUE = 1, 2  # Summary.Value
+_STATUS, _START = 1, 1  # SessionLog, and the status of a session that begins
+
+
+class TensorBoard:
+    """Writes the numbers of each event as scalars `train/loss`, `eval/auc` and so on, at once.
+
+    A new file each time, in `folder`. A job that resumes gives `from_step`, the step it goes on
+    after: readers then drop what earlier files hold beyond it. A new job drops all that
+    they hold. Single-owner.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> log = TensorBoard(folder)
+    >>> log.write({"kind": "train", "step": 1, "samples": 64, "seconds": 0.1, "loss": 0.7})
+    >>> log.close()
+    >>> [file.name[:19] for file in Path(folder).iterdir()]
+    ['events.out.tfevents']
+    """
+
+    def __init__(
+        self, folder: str | Path, from_step: int | None = None, *, clock: Clock | None = None
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._folder = local_path(folder)
+        with naming(self._folder):
+            self._file = _new_file(self._folder, self._clock.now_s())
+        first_step = 0 if from_step is None else from_step + 1
+        try:
+            self._append(0, bytes_field(_FILE_VERSION, b"brain.Event:2"))
+            self._append(first_step, bytes_field(_SESSION_LOG, varint_field(_STATUS, _START)))
+        except BaseException:
+            with suppress(OSError):  # it tries once more to write what found no room
+                self._file.close()
+            raise
+
+    def write(self, event: Event) -> None:
+        """Appends the event's numbers; its texts and its place among steps are no scalars."""
+        values = b"".join(
+            bytes_field(_VALUE, _scalar(f"{event['kind']}/{name}", value))
+            for name, value in event.items()
+            if name not in PLACE and not isinstance(value, str)
+        )
+        if values:
+            self._append(int(event["step"]), bytes_field(_SUMMARY, values))
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        with naming(self._folder):
+            self._file.close()
+
+    def _append(self, step: int, content: bytes) -> None:
+        head = double_field(_WALL_TIME, self._clock.now_s()) + varint_field(_STEP, step)
+        with naming(self._folder):
+            self._file.write(frame(head + content))
+            self._file.flush()
+
+
+def _new_file(folder: Path, now_s: int) -> BinaryIO:
+    """A file whose name sorts behind those of earlier seconds and, within one, earlier files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while True:
+        try:
+            return (folder / f"events.out.tfevents.{now_s:010d}.{number:03d}").open("xb")
+        except FileExistsError:
+            number += 1
+
+
+def _scalar(tag: str, value: float) -> bytes:
+    with np.errstate(over="ignore"):  # beyond float32 is infinity
+        number = np.array([value]).astype(np.float32)
+    return bytes_field(_TAG, tag.encode()) + floats_field(_SIMPLE_VALUE, number)
+
+
+class JsonLines:
+    """Writes each event as a line, at once. Numbers that are not finite become null.
+
+    A new job starts an empty file. One that resumes gives `kept`, how many events came before its
+    checkpoint: what the interrupted run wrote later, and a last line that a kill tore, are cut off
+    first. Single-owner.
+
+    >>> import tempfile
+    >>> path = tempfile.mkdtemp() + "/log.jsonl"
+    >>> log = JsonLines(path)
+    >>> log.write({"kind": "train", "step": 1, "loss": 0.7})
+    >>> log.write({"kind": "train", "step": 2, "loss": 0.6})
+    >>> log.close()
+    >>> JsonLines(path, kept=1).close()
+    >>> print(Path(path).read_text(), end="")
+    {"kind": "train", "step": 1, "loss": 0.7}
+    """
+
+    def __init__(self, path: str | Path, kept: int | None = None) -> None:
+        self._path = path = local_path(path)
+        with naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = kept is None or not path.exists()
+            self._file: BinaryIO = path.open("wb" if new else "r+b")
+        if kept is None or new:
+            return
+        try:
+            _cut(self._file, str(path), kept)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, event: Event) -> None:
+        """Appends one line and hands it to the system."""
+        values = {name: _fit_for_json(value) for name, value in event.items()}
+        with naming(self._path):
+            self._file.write(json.dumps(values, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        with naming(self._path):
+            self._file.close()
+
+
+def read_events(path: str | Path) -> list[dict[str, float | int | str]]:
+    """The events of a log; null becomes NaN, a torn last line is left out.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "log.jsonl")
+    >>> _ = path.write_text('{"kind": "eval", "step": 3, "auc": null}\\n{"kind": "tr')
+    >>> read_events(path)
+    [{'kind': 'eval', 'step': 3, 'auc': nan}]
+    """
+    with Path(path).open("rb") as file:
+        return [event for _, event in _lines(file, str(path))]
+
+
+def _fit_for_json(value: float | int | str) -> float | int | str | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cut(file: BinaryIO, name: str, kept: int) -> None:
+    """Leaves the first `kept` events, and stands at their end."""
+    keep = max((end for end, _ in islice(_lines(file, name), kept)), default=0)
+    file.seek(keep)
+    file.truncate()
+    if keep:
+        file.seek(keep - 1)
+        if file.read(1) != b"\n":  # a whole event whose line was not ended
+            file.write(b"\n")
+
+
+def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, dict]]:
+    """Each event with the byte its line ends at."""
+    end = 0
+    for number, line in enumerate(file, start=1):
+        end += len(line)
+        event = _event(line)
+        if event is not None:
+            yield end, event
+        elif file.read(1):  # not the last line, so no kill tore it
+            raise FileDamagedError(
+                f"{name} is damaged: line {number} is no event. Move the file away; "
+                "the job then starts a new one."
+            )
+
+
+def _event(line: bytes) -> dict | None:
+    """The event of a line, or None: a torn one has no closing brace and parses as nothing."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not {"kind", "step"} <= set(event):
+        return None
+    return {key: math.nan if value is None else value for key, value in event.items()}

@@ -1,4 +1,4 @@
-"""The section `[data]` of a job: where samples come from, for every source."""
+"""The section [data] of a job: where samples come from, for every source."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..core.errors import FileMissingError
-from ..core.local_path import local_path
-from ..data.batch_source import BatchSource
-from ..data.click_truth import DENSE_COLUMNS
+from ..core.files import local_path
 from ..data.criteo_text import NUMBERS, STRINGS, criteo
-from ..data.movielens_100k import FEATURES, ITEM_FIELDS, movielens
+from ..data.movielens import FEATURES, ITEM_FIELDS, movielens
 from ..data.parquet_files import parquet
-from ..data.synthetic_clicks import SyntheticClicks, clicks, wide_clicks
+from ..data.source import BatchSource
+from ..data.synthetic_clicks import DENSE_COLUMNS, SyntheticClicks, clicks, wide_clicks
 from ..data.table_stream import TableStream
 from ..data.tfrecord_files import tfrecord
-from .config_values import Count, Place, Size, Variant
+from .config_file import ConfigPlace, NonNegativeInt, SectionVariant, Size
 
 _EPOCH_SAMPLES = 2_000_000  # of synthetic clicks, unless steps are given
 _TEST_SHARE = 20  # one test step for so many steps of synthetic clicks
@@ -27,13 +26,13 @@ _WINDOW_ROWS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataJob(Variant):
+class DataJob(SectionVariant):
     """What every source has: the size of a batch, and the seed of its order."""
 
     key: ClassVar[str] = "source"
     is_files: ClassVar[bool] = False
     batch_size: Size = 1024
-    seed: Count = 0
+    seed: NonNegativeInt = 0
 
     def feature_names(self) -> tuple[str, ...]:
         """The features of its batches."""
@@ -55,7 +54,7 @@ class DataJob(Variant):
         """Itself, with paths that do not depend on where the program runs."""
         return self
 
-    def check(self, place: Place) -> None:
+    def check(self, place: ConfigPlace) -> None:
         """Refuses what cannot be read, before anything is opened."""
 
     def hashed(self, fields: Mapping[str, str]) -> dict[str, str]:
@@ -95,7 +94,7 @@ class MovieLensData(DataJob):
         """With a cache that has a full path."""
         return self if self.cache is None else replace(self, cache=_full(folder, self.cache))
 
-    def check(self, place: Place) -> None:
+    def check(self, place: ConfigPlace) -> None:
         """Only fields; the rating would tell the label."""
         check_names("feature", self.features, FEATURES, place.key("features"))
         if not self.features or len(set(self.features)) != len(self.features):
@@ -191,7 +190,7 @@ class FileData(DataJob):
     is_files: ClassVar[bool] = True
     files: tuple[str, ...]
     test_files: tuple[str, ...] = ()
-    window_rows: Count = _WINDOW_ROWS
+    window_rows: NonNegativeInt = _WINDOW_ROWS
 
     def located(self, folder: Path) -> FileData:
         """With full paths."""
@@ -267,7 +266,7 @@ class ColumnData(FileData):
         fill = {name: value for name, value in self.fill.items() if name != self.weight}
         return replace(self, label=None, weight=None, fill=fill)
 
-    def check(self, place: Place) -> None:
+    def check(self, place: ConfigPlace) -> None:
         """Features exist and every column has one use."""
         if not self.features:
             place.key("features").refuse("is empty; name at least one column.")
@@ -369,7 +368,7 @@ def _full(folder: Path, file: str) -> str:
 
 
 def check_names(
-    what: str, names: Mapping[str, Any] | Sequence[str], known: Sequence[str], place: Place
+    what: str, names: Mapping[str, Any] | Sequence[str], known: Sequence[str], place: ConfigPlace
 ) -> None:
     """Every name is known."""
     for name in names:

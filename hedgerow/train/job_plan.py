@@ -1,4 +1,4 @@
-"""The sharding plan of a job: its tables over ranks, and what every rank has whole."""
+"""The sharding plan of a job: its tables over ranks, and what every rank holds whole."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from ..nn.collection import collections_of
-from ..nn.plain_plan import TablePlan, plain_plan
-from ..tables.table import Table
-from .job import Job
-from .job_model import TableJob
+from ..nn.embedding_modules import collections_of
+from ..nn.plan import TablePlan, plain_plan
+from ..tables.config import Table
+from .job import Job, TableJob
 from .job_parts import build_model
 
 _HEAD = ("table", "dim", "dist_type", "ranks", "owner of an id", "rows", "row B", "state B", "rule")
@@ -21,7 +20,7 @@ _LEFT = {"table", "dist_type", "ranks", "owner of an id", "rule"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlan:
+class JobShardingPlan:
     """Tables are spread, dense weights stand on every rank; `dense` is their shapes by name."""
 
     ranks: int
@@ -58,7 +57,7 @@ class JobPlan:
         return "\n".join([head, "", *lines, "", dense, *shapes])
 
 
-def job_plan(job: Job, ranks: int) -> JobPlan:
+def job_plan(job: Job, ranks: int) -> JobShardingPlan:
     """The plan of a job; it opens no data and makes room for no rows.
 
     >>> from hedgerow.train.job import job_of
@@ -67,7 +66,7 @@ def job_plan(job: Job, ranks: int) -> JobPlan:
     [('user', 'mix64(id) mod 2'), ('item', 'mix64(id) mod 2')]
     """
     model = build_model(_roomless(job))
-    return JobPlan(
+    return JobShardingPlan(
         ranks=ranks,
         tables=tuple(plain_plan(_as_said(model, job), ranks)),
         dense={name: tuple(weight.shape) for name, weight in model.named_parameters()},

@@ -1,33 +1,158 @@
-"""The training loop: steps, logs, evaluations, checkpoints, and going on after any of them."""
+"""The training loop: steps, logs, evaluations, checkpoints, and resuming."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from ..core import checks
-from ..core.errors import ConfigError, StateError
-from ..data.batch import Batch, Source
-from ..nn.collection import collections_of
+from ..core.errors import CheckpointError, ConfigError, StateError
+from ..data.source import Batch, Source
+from ..nn.embedding_modules import collections_of
 from ..nn.saving import Stateful
 from .checkpoints import Checkpoints, step_name
 from .evaluate import device_of, evaluate
-from .hooks import RunHook
-from .late_metrics import LateMetrics
-from .metrics import Metrics
-from .progress import Progress, RandomState
+from .events import Sink
+from .metrics import BinaryMetrics, DeferredMetrics
 from .run_ranks import RunRanks
-from .sinks import Sink
-from .stop_signal import StopSignal
+
+
+class RunHook(Protocol):
+    """Called by the training loop on every rank, in the same order.
+
+    >>> class Counts:
+    ...     steps = 0
+    ...     def on_start(self, model, optimizer, step): self.steps = step
+    ...     def after_step(self, step, samples): self.steps = step
+    >>> import torch, hedgerow as hr
+    >>> from hedgerow.train.loop import Trainer
+    >>> model, counts = hr.models.DeepFM([hr.Table("user", 4)], dense=4), Counts()
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> source = hr.data.clicks(batch_size=64, steps=3)
+    >>> _ = Trainer(model, optimizer, source, hooks=[counts]).run()
+    >>> counts.steps
+    3
+    """
+
+    def on_start(self, model: nn.Module, optimizer: Any, step: int) -> None:
+        """Before the first step of `Trainer.run`; `step` steps were taken before."""
+        ...
+
+    def after_step(self, step: int, samples: int) -> object:
+        """After each step; `step` and `samples` count over the whole training.
+
+        The training loop ignores the result.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class TrainingProgress:
+    """Counts of the loop, and the best evaluation so far.
+
+    >>> one, two = TrainingProgress(step=3, best_loss=0.5), TrainingProgress()
+    >>> two.load_state_dict(one.state_dict())
+    >>> two.step, two.best_loss
+    (3, 0.5)
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+    evaluated_at: int = -1  # the step of the last evaluation
+    best_loss: float | None = None
+    worse: int = 0  # evaluations since the best one
+    events: int = 0  # that sinks were given
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+        names = {field.name for field in fields(self)}
+        if set(state_dict) != names:
+            raise CheckpointError(f"{state_dict!r} is no progress of a run; it must have {names}.")
+        for name, value in state_dict.items():
+            of_loss = name == "best_loss"
+            if not (type(value) is int or (of_loss and (value is None or type(value) is float))):
+                kind = "a number or None" if of_loss else "a whole number"
+                raise CheckpointError(f"progress: {name} is {value!r:.80}; it must be {kind}.")
+        for name, value in state_dict.items():
+            setattr(self, name, value)
+
+    def note(self, loss: float) -> bool:
+        """An evaluation; whether it is the best so far."""
+        self.evaluated_at = self.step
+        better = loss == loss and (self.best_loss is None or loss < self.best_loss)
+        self.best_loss = loss if better else self.best_loss
+        self.worse = 0 if better else self.worse + 1
+        return better
+
+
+class RandomState:
+    """The generator that dropout and the like draw from."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state."""
+        return {"torch": torch.get_rng_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+        torch.set_rng_state(state_dict["torch"])
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignal:
+    """Within its `with` block the first signal only sets `wanted`; a second acts as it always does.
+
+    Outside the main thread, where no signal can be caught, it does nothing.
+
+    >>> with StopSignal() as stop:
+    ...     stop.wanted
+    False
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.wanted = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class LoopSchedule:
     """How long a run is, and how often it speaks.
 
     `steps` is a limit over all epochs. An evaluation comes every `eval_every` steps, and at the end
@@ -79,7 +204,7 @@ class Trainer:
 
     Of a distributed model (`hr.distribute`) every rank makes one with the same source, and takes
     its share of every batch; sinks are written to on rank 0, and all ranks end together. `hooks`
-    (`hedgerow.train.hooks.RunHook`) are called on every rank, before the first step and after each.
+    (`hedgerow.train.loop.RunHook`) are called on every rank, before the first step and after each.
 
     >>> import hedgerow as hr
     >>> model = hr.models.DeepFM([hr.Table("user", 4), hr.Table("item", 4)], dense=4)
@@ -97,21 +222,21 @@ class Trainer:
         train: Source,
         *,
         test: Source | None = None,
-        schedule: Schedule | None = None,
+        schedule: LoopSchedule | None = None,
         checkpoints: Checkpoints | None = None,
         sinks: Sequence[Sink] = (),
         hooks: Sequence[RunHook] = (),
     ) -> None:
         self.model, self.optimizer, self.train, self.test = model, optimizer, train, test
-        self.schedule = schedule or Schedule()
+        self.schedule = schedule or LoopSchedule()
         self.schedule.check_test(test is not None)
         self.checkpoints = checkpoints
         self.sinks, self.hooks = list(sinks), list(hooks)
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self._ranks = RunRanks(model)
         self._device = device_of(model)
-        self._metrics = Metrics()  # of this rank, since the last line of the log
-        self._late = LateMetrics(self._metrics)
+        self._metrics = BinaryMetrics()  # of this rank, since the last line of the log
+        self._late = DeferredMetrics(self._metrics)
         self._collections = collections_of(model)
         self._tested: dict[str, float] = {}
         self._saved: Path | None = None

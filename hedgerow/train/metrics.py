@@ -21,7 +21,7 @@ _HALF = _OCTAVES << _KEPT_BITS
 BUCKETS = 2 * _HALF + 1
 
 
-class Metrics:
+class BinaryMetrics:
     """Metrics of all samples since the start, in fixed memory (4 MiB). Not thread-safe.
 
     Labels lie in 0..1; one between counts as that much of a positive. Everything is summed in
@@ -35,7 +35,7 @@ class Metrics:
     smaller (below 1e-6 there), since most of it cancels inside a bucket. A constant predictor
     gives exactly 0.5. Only logits that all lie within a thousandth of their size blur.
 
-    >>> metrics = Metrics()
+    >>> metrics = BinaryMetrics()
     >>> metrics.update(torch.tensor([2.0, -1.0, 0.5, -3.0]), torch.tensor([1, 0, 0, 1]))
     >>> {name: round(value, 4) for name, value in metrics.result().items()}
     {'loss': 1.1157, 'auc': 0.5, 'ne': 1.6096, 'calibration': 0.9098, 'samples': 4.0}
@@ -98,7 +98,7 @@ class Metrics:
         for tensor in self._state().values():
             tensor.zero_()
 
-    def merge(self, other: Metrics) -> None:
+    def merge(self, other: BinaryMetrics) -> None:
         """Adds what `other` has seen, as if its batches had come here."""
         theirs = other._state()
         for name, tensor in self._state().items():
@@ -174,3 +174,38 @@ def _entropy(positives: float, negatives: float) -> float:
     if not all(shares):
         return math.nan
     return -sum(share * math.log(share) for share in shares)
+
+
+_MOST_DEFERRED = 1000  # batches that wait; then all are looked at
+
+
+class DeferredMetrics:
+    """Hands batches to `metrics`: those of the CPU at once, those of a device with `settle`.
+
+    What is not finite on a device is refused then, up to a line of the log later.
+
+    >>> import torch
+    >>> metrics = BinaryMetrics()
+    >>> DeferredMetrics(metrics).update(torch.zeros(2), torch.tensor([0.0, 1.0]), None)
+    >>> metrics.result()["samples"]
+    2.0
+    """
+
+    def __init__(self, metrics: BinaryMetrics) -> None:
+        self._metrics = metrics
+        self._waiting: list[tuple[Tensor, Tensor, Tensor | None]] = []
+
+    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
+        """Adds a batch."""
+        if logits.device.type == "cpu":
+            self._metrics.update(logits, labels, weights)
+            return
+        self._waiting.append((logits.detach(), labels, weights))
+        if len(self._waiting) >= _MOST_DEFERRED:
+            self.settle()
+
+    def settle(self) -> None:
+        """Looks at what waits; waits for the device."""
+        waiting, self._waiting = self._waiting, []
+        for batch in waiting:
+            self._metrics.update(*batch)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..core.errors import InputError
-from ..core.figure import Axes, new_figure, save_figure
-from ..core.local_path import local_path
+from ..core.files import Axes, local_path, new_figure, save_figure
 from .events import Event
 
 _TRAIN, _EVAL, _FIRST, _OTHERS = "#9bb7d4", "#1f4e79", "#1f4e79", "#b8c4cf"

@@ -13,7 +13,7 @@ from ..core.errors import (
     ConfigError,
     FileDamagedError,
 )
-from ..core.local_path import local_path
+from ..core.files import local_path
 from ..nn.saving import load
 from .checkpoints import Checkpoints
 from .job import Job, read_job
@@ -119,7 +119,7 @@ def free_folder(root: Path, name: str) -> RunFolder:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class LoadedRun:
     """A run as a checkpoint has it."""
 
     job: Job
@@ -128,7 +128,7 @@ class Run:
     checkpoint: Path
 
 
-def load_run(path: Path, *, best: bool = False, trusted: bool = False) -> Run:
+def load_run(path: Path, *, best: bool = False, trusted: bool = False) -> LoadedRun:
     """The model of a run: from its newest checkpoint, or from that of the lowest test loss.
 
     `trusted` is that of `hr.load`.
@@ -142,7 +142,7 @@ def load_run(path: Path, *, best: bool = False, trusted: bool = False) -> Run:
     checkpoint = kept.best() if best else kept.newest()
     model = build_model(job)
     loaded = load(model, checkpoint, trusted=trusted)
-    return Run(job, model.eval(), loaded.step, checkpoint)
+    return LoadedRun(job, model.eval(), loaded.step, checkpoint)
 
 
 def _differences(old: dict, new: dict, key: str = "") -> list[tuple[str, object, object]]:

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core.shapes import Float32
-from ..data.batch import Batch
-from ..data.batch_source import whole_batches
+from ..data.source import Batch, whole_batches
 from ..nn.distribute import workers_of
-from .metrics import Metrics
+from .metrics import BinaryMetrics
 
 
 class RunRanks:
@@ -81,16 +80,16 @@ class RunRanks:
         """What the first rank says."""
         return self._ranks.tell(word)[0]
 
-    def metrics(self, own: Metrics) -> Metrics:
+    def metrics(self, own: BinaryMetrics) -> BinaryMetrics:
         """Of the samples of all ranks, the same bits on each of them."""
         if self.count == 1:
             return own
-        found = Metrics()
+        found = BinaryMetrics()
         for state in self._ranks.tell(_packed(own)):
             found.merge(_unpacked(state))
         return found
 
-    def hand_over(self, own: Metrics) -> None:
+    def hand_over(self, own: BinaryMetrics) -> None:
         """What ranks have seen goes to the first, whose state is the one that is saved."""
         if self.count == 1:
             return
@@ -99,13 +98,13 @@ class RunRanks:
         if self.is_first:
             own.merge(found)
 
-    def taken_up(self, own: Metrics) -> None:
+    def taken_up(self, own: BinaryMetrics) -> None:
         """After a load, where all were given what the first had saved: it counts once."""
         if not self.is_first:
             own.reset()
 
 
-def _packed(metrics: Metrics) -> dict[str, Tensor]:
+def _packed(metrics: BinaryMetrics) -> dict[str, Tensor]:
     """Without the buckets that are empty: nearly all of them."""
     state = metrics.state_dict()
     buckets = state["histograms"].flatten()
@@ -113,8 +112,8 @@ def _packed(metrics: Metrics) -> dict[str, Tensor]:
     return {**state, "histograms": buckets[at], "at": at}
 
 
-def _unpacked(state: dict[str, Tensor]) -> Metrics:
-    metrics = Metrics()
+def _unpacked(state: dict[str, Tensor]) -> BinaryMetrics:
+    metrics = BinaryMetrics()
     histograms = torch.zeros_like(metrics.state_dict()["histograms"])
     histograms.view(-1)[state["at"]] = state["histograms"]
     sums = {name: state[name] for name in ("sums", "samples")}

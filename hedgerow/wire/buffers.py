@@ -1,16 +1,81 @@
-"""Tensors and arrays as flat bytes and back, without a copy where none is needed."""
+"""Tensors, arrays and strings as flat bytes and back, and how many elements a message may claim."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .. import native
 from ..core.errors import DtypeError, InputError
-from . import dtypes, sizes
+from ..core.hashing import field_seed
+from ..core.protobuf import BYTES, varint
+from . import dtypes
 from .dtypes import ElementType
+
+if TYPE_CHECKING:
+    from .pool import Message
+
+
+MAX_RANK = 32  # numpy 1 has no more; real tensors have fewer than ten dimensions
+# A few bytes may claim a tensor of any size by leaving values out, so what is not in the message is
+# bounded; 64 MiB is far above what a recommender sends as one repeated value.
+MAX_REPEATED_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = (1 << 31) - 1  # protobuf reads and writes nothing larger
+
+
+def checked_shape(name: str, dims: Iterable[int], width: int) -> tuple[tuple[int, ...], int]:
+    """The shape and its number of elements.
+
+    >>> checked_shape("x", [2, 3], 4)
+    ((2, 3), 6)
+    """
+    shape = tuple(dims)
+    if len(shape) > MAX_RANK:
+        raise InputError(f"{name} has {len(shape)} dimensions; at most {MAX_RANK}: reshape it.")
+    count, reach = 1, width  # a loop: this runs for every tensor of every request
+    for size in shape:
+        if size < 0:
+            raise InputError(f"{name} has shape {shape}; a tensor's sizes are 0 or more, never -1.")
+        count *= size
+        reach *= size or 1
+    if reach >= 1 << 63:
+        raise InputError(
+            f"{name} has shape {shape}, more bytes than addresses; send the shape of the values."
+        )
+    return shape, count
+
+
+def check_length(name: str, shape: tuple[int, ...], expected: int, found: int) -> None:
+    """The buffer has exactly the bytes of the shape."""
+    if found != expected:
+        raise InputError(
+            f"{name} of shape {shape} has a buffer of {found} bytes; it must be {expected}: "
+            "send the whole row-major little-endian buffer."
+        )
+
+
+def check_repeated(name: str, shape: tuple[int, ...], size_bytes: int) -> None:
+    """What a message leaves out may be filled in."""
+    if size_bytes > MAX_REPEATED_BYTES:
+        raise InputError(
+            f"{name} of shape {shape} leaves out values of {size_bytes} bytes; at most "
+            f"{MAX_REPEATED_BYTES} are filled in: send all values."
+        )
+
+
+def check_sendable(name: str, size_bytes: int) -> None:
+    """A buffer fits into a message."""
+    if size_bytes > MAX_MESSAGE_BYTES:
+        raise InputError(
+            f"{name} has {size_bytes} bytes; a message holds at most {MAX_MESSAGE_BYTES}: "
+            "send it in parts."
+        )
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SMALL_BYTES = 16 << 10  # below this a copy takes less time than making a view
@@ -26,7 +91,7 @@ def flat_bits(name: str, value: Tensor | Array) -> tuple[ElementType, Array]:
             "for example torch.tensor(...)."
         )
     element = dtypes.of_numpy(value.dtype)
-    sizes.check_sendable(name, value.nbytes)
+    check_sendable(name, value.nbytes)
     native = value if element.numpy is None else value.astype(element.numpy, copy=False)
     return element, np.ascontiguousarray(native).reshape(-1).view(element.bits)
 
@@ -35,13 +100,13 @@ def _of_tensor(name: str, value: Tensor) -> tuple[ElementType, Array]:
     element = dtypes.of_torch(value.dtype)
     if element.numpy is not None and _is_plain(value):  # in few steps: what most servers send
         bits = value.numpy() if element.is_plain else value.numpy().view(element.bits)
-        sizes.check_sendable(name, bits.nbytes)
+        check_sendable(name, bits.nbytes)
         return element, bits if bits.ndim == 1 else bits.reshape(-1)
     if value.layout != torch.strided:
         raise InputError(f"{name} has layout {value.layout}; pass {name}.to_dense().")
     if value.device.type == "meta":
         raise InputError(f"{name} is on the meta device, without values; pass a real tensor.")
-    sizes.check_sendable(name, value.nbytes)
+    check_sendable(name, value.nbytes)
     plain = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
     if plain.stride(0) != 1:  # also of one element, which torch calls contiguous at any stride
         plain = plain.clone(memory_format=torch.contiguous_format)
@@ -119,3 +184,82 @@ def as_strings(items: list[bytes], shape: tuple[int, ...]) -> Array:
     found = np.empty(len(items), dtype=object)
     found[:] = items
     return found.reshape(shape)
+
+
+_MANY = 1 << 15  # numbers read in one step: Python's lock is held meanwhile, from all threads
+
+
+def append_numbers(message: Message, field: str, values: Array) -> None:
+    """Adds an array's values to a repeated field.
+
+    Numbers of fixed width go in as one packed buffer: every parser takes those, for every field.
+    """
+    dtype = _fixed_dtype(message, field)
+    if dtype is None:
+        getattr(message, field).extend(values.tolist())
+    elif values.size:
+        payload = np.ascontiguousarray(values, dtype=dtype)
+        number = message.DESCRIPTOR.fields_by_name[field].number
+        head = varint(number << 3 | BYTES) + varint(payload.nbytes)
+        message.MergeFromString(b"".join((head, payload.data)))
+
+
+def read_numbers(message: Message, field: str, dtype: str, most: int) -> Array:
+    """At most the first `most` values of a repeated field.
+
+    >>> from hedgerow.wire.messages import tensor
+    >>> read_numbers(tensor.TensorProto(int_val=[3, 4, 5]), "int_val", "<i4", 2)
+    array([3, 4], dtype=int32)
+    """
+    values = getattr(message, field)
+    count = min(len(values), most)
+    fixed = _fixed_dtype(message, field)
+    if fixed is not None and count:
+        return _tail(message, field, fixed)[:count].astype(dtype, copy=False)
+    if count <= _MANY:
+        return np.fromiter(values, dtype=dtype, count=count)
+    found, rest = np.empty(count, dtype=dtype), iter(values)
+    for begin in range(0, count, _MANY):
+        size = min(_MANY, count - begin)
+        found[begin : begin + size] = np.fromiter(islice(rest, size), dtype=dtype, count=size)
+    return found
+
+
+def _tail(message: Message, field: str, dtype: str) -> Array:
+    """All values of a field of fixed width, cut from the bytes of a message that holds no other."""
+    alone = type(message)()
+    alone.MergeFrom(message)  # the whole: the field alone may take each NaN through a float
+    alone.DiscardUnknownFields()
+    for described, _ in alone.ListFields():
+        if described.name != field:
+            alone.ClearField(described.name)
+    data, width = alone.SerializeToString(), np.dtype(dtype).itemsize
+    if data[0] & 7 == BYTES:
+        count = len(getattr(message, field))
+        return np.frombuffer(data, dtype=dtype, offset=len(data) - width * count)
+    tagged = np.dtype([("tag", "u1"), ("value", dtype)])  # our unpacked fields have small numbers
+    return np.frombuffer(data, dtype=tagged)["value"]
+
+
+def _fixed_dtype(message: Message, field: str) -> str | None:
+    """How numpy reads a packed field; None where its values have different lengths."""
+    described: Any = message.DESCRIPTOR.fields_by_name[field]
+    names = {described.TYPE_FLOAT: "<f4", described.TYPE_DOUBLE: "<f8", described.TYPE_BOOL: "?"}
+    return names.get(described.type)
+
+
+def ids_of_text(strings: Array, field: str) -> Tensor:
+    """`hr.id64(value, field)` of every value of an array of str or bytes, in its shape.
+
+    >>> ids_of_text(np.array(["Zürich"], dtype=object), "city")
+    tensor([795450140219139997])
+    """
+    flat = [one.encode() if isinstance(one, str) else one for one in strings.ravel().tolist()]
+    out = np.empty(len(flat), np.uint64)
+    if flat:
+        data = np.frombuffer(b"".join(flat) or b"\0", np.uint8)
+        offsets = np.zeros(len(flat) + 1, np.int64)
+        np.cumsum([len(one) for one in flat], out=offsets[1:])
+        seed = field_seed(field)
+        native.hash_strings(data.ctypes.data, offsets.ctypes.data, len(out), seed, out.ctypes.data)
+    return torch.from_numpy(out.view(np.int64)).reshape(strings.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,42 @@ import numpy as np
 from torch import Tensor
 
 from ..core.errors import DtypeError, InputError
-from . import buffers, dtypes, packed, raw_strings, sizes
+from . import buffers, dtypes
 from .buffers import Array
 from .dtypes import BYTES
 from .tensors import Compat, check_compat
+
+_LENGTH = struct.Struct("<I")
+
+
+def join_strings(items: list[bytes]) -> bytes:
+    """The strings in one buffer.
+
+    >>> join_strings([b"ab", b""]).hex()
+    '02000000616200000000'
+    """
+    return b"".join(part for item in items for part in (_LENGTH.pack(len(item)), item))
+
+
+def split_strings(name: str, data: bytes) -> list[bytes]:
+    """The strings of a buffer.
+
+    >>> split_strings("words", bytes.fromhex("02000000616200000000"))
+    [b'ab', b'']
+    """
+    items, place = [], 0
+    while place < len(data):
+        begin = place + _LENGTH.size
+        end = begin + _LENGTH.unpack_from(data, place)[0] if begin <= len(data) else begin
+        if end > len(data):
+            raise InputError(
+                f"{name} ends at byte {len(data)} inside a string that begins at {place}; "
+                "each string stands after its length in four little-endian bytes."
+            )
+        items.append(data[begin:end])
+        place = end
+    return items
+
 
 if TYPE_CHECKING:
     from .messages.kserve import ModelInferRequest, ModelInferResponse
@@ -66,14 +99,14 @@ def _write(tensor: InferTensor, name: str, value: Tensor | Array, compat: Compat
     else:
         buffer = _write_numbers(tensor, name, value, compat)
     tensor.shape.extend(value.shape)
-    sizes.check_sendable(name, len(buffer))
+    buffers.check_sendable(name, len(buffer))
     return buffer
 
 
 def _write_strings(tensor: InferTensor, items: list[bytes], compat: Compat) -> bytes:
     tensor.datatype = BYTES
     if compat is None:
-        return raw_strings.join(items)
+        return join_strings(items)
     tensor.contents.bytes_contents.extend(items)
     return b""
 
@@ -88,7 +121,7 @@ def _write_numbers(tensor: InferTensor, name: str, value: Tensor | Array, compat
     tensor.datatype = element.kserve
     if compat is None:
         return bits.tobytes()
-    packed.append(tensor.contents, _contents_of(name, tensor.datatype), bits)
+    buffers.append_numbers(tensor.contents, _contents_of(name, tensor.datatype), bits)
     return b""
 
 
@@ -120,15 +153,15 @@ def _read_one(tensor: InferTensor, raw: bytes | None) -> Tensor | Array:
     if tensor.datatype == BYTES:
         return _read_strings(tensor, raw)
     name, element = tensor.name, dtypes.of_kserve(tensor.datatype)
-    shape, count = sizes.checked_shape(name, tensor.shape, element.width)
+    shape, count = buffers.checked_shape(name, tensor.shape, element.width)
     if raw is not None:
-        sizes.check_length(name, shape, count * element.width, len(raw))
+        buffers.check_length(name, shape, count * element.width, len(raw))
         bits = np.frombuffer(raw, dtype=element.bits)
     else:
         field = _contents_of(name, tensor.datatype)
         _check_count(name, shape, count, len(getattr(tensor.contents, field)))
         wide = {"int_contents": "<i4", "uint_contents": "<u4", "bool_contents": "?"}
-        values = packed.read(tensor.contents, field, wide.get(field, element.bits), count)
+        values = buffers.read_numbers(tensor.contents, field, wide.get(field, element.bits), count)
         bits = values.astype(element.bits, copy=False)
     return buffers.as_torch(
         element, buffers.as_bools(bits) if element.name == "bool" else bits, shape
@@ -136,11 +169,9 @@ def _read_one(tensor: InferTensor, raw: bytes | None) -> Tensor | Array:
 
 
 def _read_strings(tensor: InferTensor, raw: bytes | None) -> Array:
-    shape, count = sizes.checked_shape(tensor.name, tensor.shape, 8)
-    if raw is not None:
-        items = raw_strings.cut(tensor.name, raw)
-    else:
-        items = list(tensor.contents.bytes_contents)
+    shape, count = buffers.checked_shape(tensor.name, tensor.shape, 8)
+    contents = tensor.contents.bytes_contents
+    items = list(contents) if raw is None else split_strings(tensor.name, raw)
     _check_count(tensor.name, shape, count, len(items))
     return buffers.as_strings(items, shape)
 

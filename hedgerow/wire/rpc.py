@@ -1,13 +1,53 @@
-"""gRPC as all our servers and clients use it: bytes in, bytes out, errors as a code and a text."""
+"""gRPC with plain bytes: services, connections, servers, and errors as a code and a text."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from typing import Any, NoReturn, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..core.errors import HedgerowError, InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from .pool import Message
+
+
+PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
+MODEL_SERVICE = "tensorflow.serving.ModelService"
+KSERVE_SERVICE = "inference.GRPCInferenceService"
+AGENT_SERVICE = "monolith.serving.agent_service.AgentService"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One call of a service: all of ours send one message and get one."""
+
+    path: str
+    request: type[Message]
+    response: type[Message]
+
+
+def methods(service: str) -> dict[str, Method]:
+    """The methods of a service by name.
+
+    >>> methods(MODEL_SERVICE)["GetModelStatus"].path
+    '/tensorflow.serving.ModelService/GetModelStatus'
+    """
+    from google.protobuf.message_factory import GetMessageClass
+
+    from .pool import POOL
+
+    return {
+        method.name: Method(
+            f"/{service}/{method.name}",
+            GetMessageClass(method.input_type),
+            GetMessageClass(method.output_type),
+        )
+        for method in POOL.FindServiceByName(service).methods
+    }
+
 
 Behaviour = Callable[[bytes, Any], bytes]
 """What a method does with a message's bytes; the second argument is gRPC's context."""
@@ -18,7 +58,7 @@ Coded = Callable[[Exception], tuple[str, str]]
 _Options = Iterable[tuple[str, int]]
 
 
-class Trust(Protocol):
+class TlsCredentials(Protocol):
     """PEM texts: whom to trust, and who one is. `serving.channels.ClientTls` is one."""
 
     @property
@@ -63,10 +103,10 @@ def grpc_library() -> Any:
 # ---- clients
 
 
-class Connection:
+class GrpcConnection:
     """A connection to one address, made when it is first needed; threads may share it."""
 
-    def __init__(self, address: str, trust: Trust | None, options: _Options) -> None:
+    def __init__(self, address: str, trust: TlsCredentials | None, options: _Options) -> None:
         grpc = grpc_library()
         # A message may be of any size; what a server takes is the server's decision.
         unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

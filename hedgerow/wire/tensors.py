@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..core.errors import DtypeError, InputError
-from . import buffers, dtypes, packed, sizes
+from . import buffers, dtypes
 from .buffers import Array
 from .dtypes import ElementType
 from .messages import tensor as pb
@@ -75,9 +75,9 @@ def _write_numbers(message: TensorProto, name: str, value: Tensor | Array, compa
     elif element.field == "float8_val":
         message.float8_val = bits.tobytes()
     elif element.parts == 2:
-        packed.append(message, element.field, bits.view(f"<f{element.width // 2}"))
+        buffers.append_numbers(message, element.field, bits.view(f"<f{element.width // 2}"))
     else:
-        packed.append(message, element.field, bits)
+        buffers.append_numbers(message, element.field, bits)
 
 
 def to_torch(message: TensorProto, *, name: str = "tensor") -> Tensor:
@@ -115,7 +115,7 @@ def _shape(message: TensorProto, name: str, width: int) -> tuple[tuple[int, ...]
     shape = message.tensor_shape
     if shape.unknown_rank:
         raise InputError(f"{name} has a shape of unknown rank; send the sizes of its dimensions.")
-    return sizes.checked_shape(name, [dim.size for dim in shape.dim], width)
+    return buffers.checked_shape(name, [dim.size for dim in shape.dim], width)
 
 
 def _numbers(message: TensorProto, name: str) -> tuple[ElementType, Array, tuple[int, ...]]:
@@ -123,7 +123,7 @@ def _numbers(message: TensorProto, name: str) -> tuple[ElementType, Array, tuple
     shape, count = _shape(message, name, element.width)
     content = message.tensor_content
     if content:
-        sizes.check_length(name, shape, count * element.width, len(content))
+        buffers.check_length(name, shape, count * element.width, len(content))
         bits = np.frombuffer(content, dtype=element.bits)
     else:
         bits = _fill(name, _typed(message, element, count), shape, count)
@@ -135,10 +135,12 @@ def _typed(message: TensorProto, element: ElementType, count: int) -> Array:
     if element.field == "float8_val":
         return np.frombuffer(message.float8_val, dtype="u1")[:count]
     if element.parts == 2:
-        half = packed.read(message, element.field, f"<f{element.width // 2}", 2 * count)
+        half = buffers.read_numbers(message, element.field, f"<f{element.width // 2}", 2 * count)
         return half[: half.size // 2 * 2].view(element.bits)
     wide = {"int_val": "<i4", "half_val": "<i4", "bool_val": "?"}
-    values = packed.read(message, element.field, wide.get(element.field, element.bits), count)
+    values = buffers.read_numbers(
+        message, element.field, wide.get(element.field, element.bits), count
+    )
     return values.astype(element.bits, copy=False)
 
 
@@ -147,7 +149,7 @@ def _fill(name: str, values: Array, shape: tuple[int, ...], count: int) -> Array
     missing = count - values.size
     if not missing:
         return values
-    sizes.check_repeated(name, shape, missing * values.itemsize)
+    buffers.check_repeated(name, shape, missing * values.itemsize)
     last = values[-1] if values.size else np.zeros((), dtype=values.dtype)
     return np.concatenate([values, np.full(missing, last, dtype=values.dtype)])
 
@@ -159,6 +161,6 @@ def _strings(message: TensorProto, name: str) -> Array:
     items = list(message.string_val[:count])
     missing = count - len(items)
     if missing:
-        sizes.check_repeated(name, shape, missing * 8)
+        buffers.check_repeated(name, shape, missing * 8)
         items += [items[-1] if items else b""] * missing
     return buffers.as_strings(items, shape)

@@ -13,8 +13,7 @@ from benchmarks.gpu_tiers import stores
 from hedgerow.calibration.power_law import Batches, PowerLawWork
 from hedgerow.core.errors import InputError
 from hedgerow.planner.times.calibration import Calibration
-from hedgerow.planner.times.mode_cost import HostCost, ModeCost
-from hedgerow.planner.times.time_parameters import TimeParameters
+from hedgerow.planner.times.step_time import HostCost, ModeCost, TimeParameters
 
 MODES = ("HBM_ONLY", "HYBRID", "CACHING", "HOST_ONLY")
 

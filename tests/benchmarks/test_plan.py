@@ -10,7 +10,7 @@ from benchmarks.plan import FULL, cost_of, grid_peer, plain_highs, plan_work, ru
 from benchmarks.show import show_plan_bench
 from hedgerow.cli.app import app
 from hedgerow.core.errors import InputError
-from hedgerow.planner.problem.option import Option, TableOptions
+from hedgerow.planner.problem.options import Option, TableOptions
 from hedgerow.planner.problem.topology import Budget
 from hedgerow.planner.solver.solve import solve
 

@@ -9,7 +9,7 @@ import torch
 
 from hedgerow.calibration.gpu import Size, points_of
 from hedgerow.calibration.sweeps import Filled, Sweep
-from hedgerow.planner.times import row_moves
+from hedgerow.planner.times import step_time
 from hedgerow.planner.times.calibrate import fit
 from hedgerow.planner.times.calibration import Point
 from hedgerow.tiers import eviction, hybrid
@@ -86,7 +86,7 @@ def test_a_whole_sweep_has_what_a_calibration_needs() -> None:
 
 
 def test_plans_know_how_often_rows_move() -> None:
-    ours = (row_moves.SPARE, row_moves.STEPS_SPARE, row_moves.MOST_SPARE)
+    ours = (step_time.SPARE, step_time.STEPS_SPARE, step_time.MOST_SPARE)
     assert ours == (eviction._SPARE, eviction.STEPS_SPARE, eviction.MOST_SPARE)
     theirs = (hybrid.MOVE_STEPS, hybrid._SOON_STEPS, hybrid._MANY)
-    assert theirs == (row_moves.MOVE_STEPS, row_moves.SOON_STEPS, row_moves.MANY)
+    assert theirs == (step_time.MOVE_STEPS, step_time.SOON_STEPS, step_time.MANY)

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from hedgerow.calibration.calibrate import measure
 from hedgerow.cli import app as program
 from hedgerow.core.errors import ConfigError, HedgerowError, InputError
+from hedgerow.planner.problem.options import HOST_ONLY
 from hedgerow.planner.problem.table_spec import TableSpec
 from hedgerow.planner.problem.topology import Topology
-from hedgerow.planner.problem.variant import HOST_ONLY
 from hedgerow.planner.times.calibration import Calibration
 from hedgerow.planner.times.time_model import expected
 

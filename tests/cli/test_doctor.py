@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hedgerow.cli import app as program
-from hedgerow.cli import doctor_checks
+from hedgerow.cli import doctor
 
 _WITHOUT = """
 import sys
@@ -59,14 +59,14 @@ def test_every_part_is_one_line_and_a_whole_installation_is_status_0() -> None:
     result = CliRunner().invoke(program.app, ["doctor"])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
-    assert len(lines) == len(doctor_checks.CHECKS)
+    assert len(lines) == len(doctor.CHECKS)
     for part in ("torch ", "native core ", "pyarrow ", "open files ", "free memory ", "huge pages"):
         assert sum(line.startswith(part) for line in lines) == 1
 
 
 def test_a_low_limit_of_open_files_is_told_with_the_command_that_lifts_it() -> None:
     with mock.patch.object(resource, "getrlimit", return_value=(1024, 4096)):
-        found = {one.part: one for one in doctor_checks.findings()}
+        found = {one.part: one for one in doctor.findings()}
     assert found["open files"].status == "low"
     assert found["open files"].fix == "ulimit -n 4096"
     assert not found["open files"].stops
@@ -74,7 +74,7 @@ def test_a_low_limit_of_open_files_is_told_with_the_command_that_lifts_it() -> N
 
 def test_a_broken_core_stops_and_says_why() -> None:
     with mock.patch("hedgerow.native.isa", create=True, side_effect=ImportError("bad\nsymbol")):
-        found = {one.part: one for one in doctor_checks.findings()}
+        found = {one.part: one for one in doctor.findings()}
     assert found["native core"].status == "broken"
     assert found["native core"].detail == "ImportError: bad symbol"
     assert "make env" in found["native core"].fix
@@ -86,10 +86,10 @@ def test_a_broken_core_stops_and_says_why() -> None:
 def test_online_asks_the_package_index_for_a_short_while(code: int, status: str) -> None:
     done = subprocess.CompletedProcess([], code)
     with mock.patch.object(subprocess, "run", return_value=done) as run:
-        (*_, last) = doctor_checks.findings(online=True)
+        (*_, last) = doctor.findings(online=True)
     assert (last.part, last.status) == ("package index", status)
     assert run.call_args.kwargs["timeout"] <= 30
     with mock.patch.object(subprocess, "run", side_effect=subprocess.TimeoutExpired("pip", 1)):
-        (*_, last) = doctor_checks.findings(online=True)
+        (*_, last) = doctor.findings(online=True)
     assert last.status == "absent"
     assert "--data clicks" in last.fix

@@ -24,7 +24,7 @@ from hedgerow.core.hashing import id64
 from hedgerow.serving.bundle import load_bundle
 from hedgerow.serving.calls import checked
 from hedgerow.serving.client import PredictionClient
-from hedgerow.serving.rest_json import read_json
+from hedgerow.serving.rest import read_json
 
 pytestmark = pytest.mark.xdist_group("cli_export")
 JOB = """

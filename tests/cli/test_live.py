@@ -10,8 +10,7 @@ import textwrap
 import pytest
 from rich.console import Console as Terminal
 
-from hedgerow.cli.event_line import event_line, short_count, short_time
-from hedgerow.cli.live import Console
+from hedgerow.cli.live import Console, event_line, short_count, short_time
 from hedgerow.train.events import Event
 
 

@@ -12,10 +12,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hedgerow.cli import app as program
-from hedgerow.cli.late_progress import late_progress
+from hedgerow.cli.options import late_progress
 from hedgerow.core.errors import ConfigError, FileMissingError, HedgerowError, InputError
 from hedgerow.planner import Plan
-from hedgerow.planner.problem.key_sampling import key_stats
+from hedgerow.planner.problem.key_stats import key_stats
 
 TABLES = """\
 [tables.user]
@@ -155,13 +155,13 @@ def test_a_job_larger_than_the_sample_needs_rows(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(JOB)
     with (
-        mock.patch("hedgerow.cli.plan_job.SAMPLE_IDS", 100),
+        mock.patch("hedgerow.cli.table_files.SAMPLE_IDS", 100),
         pytest.raises(ConfigError, match=r"'user' has no rows.*\[model\.tables\.user\].*--rows"),
     ):
         _run("plan", job, "--ranks", 2, "--hbm", 0)
     rows = "[model.tables.user]\nrows = 1000\n[model.tables.item]\nrows = 2000\n"
     job.write_text(JOB + rows)
-    with mock.patch("hedgerow.cli.plan_job.SAMPLE_IDS", 100):
+    with mock.patch("hedgerow.cli.table_files.SAMPLE_IDS", 100):
         found = json.loads(_run("plan", job, "--ranks", 2, "--hbm", 0, "--json"))
     assert [table["rows"] for table in found["inputs"]["tables"]] == [1000, 2000]
 
@@ -276,15 +276,15 @@ def test_progress_is_silent_at_first(capsys: pytest.CaptureFixture[str]) -> None
         progress("quick", 1, 2)
     assert capsys.readouterr().err == ""
     with (
-        mock.patch("hedgerow.cli.late_progress._QUIET_S", -1.0),
-        mock.patch("hedgerow.cli.late_progress._PLAIN_S", -1.0),
+        mock.patch("hedgerow.cli.options._QUIET_S", -1.0),
+        mock.patch("hedgerow.cli.options._PLAIN_S", -1.0),
         late_progress() as progress,
     ):
         progress("slow", 1, 2)
         progress("slow", 2, 2)
     assert capsys.readouterr().err == "slow 1/2\nslow 2/2\n"
     with (
-        mock.patch("hedgerow.cli.late_progress._QUIET_S", -1.0),
+        mock.patch("hedgerow.cli.options._QUIET_S", -1.0),
         mock.patch("sys.stderr.isatty", return_value=True),
         late_progress() as progress,
     ):

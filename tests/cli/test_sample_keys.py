@@ -12,10 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hedgerow.cli import app as program
-from hedgerow.cli.key_stream import stream_keys
+from hedgerow.cli.key_file import stream_keys
 from hedgerow.core.errors import FileDamagedError, FileMissingError, InputError
-from hedgerow.planner.problem.key_sampling import key_stats
-from hedgerow.planner.problem.key_stats import KeyStats
+from hedgerow.planner.problem.key_stats import KeyStats, key_stats
 
 IDS = np.random.default_rng(2).zipf(1.3, 200_000).astype(np.int64)
 

@@ -33,9 +33,9 @@ from hedgerow.core.errors import (
     InputError,
     SaveError,
 )
-from hedgerow.nn.summary import tables_of
+from hedgerow.nn.model_tables import tables_of
 from hedgerow.train.checkpoints import Checkpoints
-from hedgerow.train.sinks import read_events
+from hedgerow.train.events import read_events
 
 JOB = """\
 [data]
@@ -339,16 +339,16 @@ def test_an_interrupted_run_says_how_to_go_on(job: Path, tmp_path: Path) -> None
 def test_a_baseline_that_was_interrupted_or_not_tested_is_left_out(
     job: Path, clicks: Path, tmp_path: Path
 ) -> None:
-    from hedgerow.cli.train_compare import _Changed
+    from hedgerow.cli.train_report import _ChangedSource
 
-    batches = _Changed.__iter__
+    batches = _ChangedSource.__iter__
 
-    def interrupted(self: _Changed) -> Any:
+    def interrupted(self: _ChangedSource) -> Any:
         for batch in batches(self):
             signal.raise_signal(signal.SIGINT)
             yield batch
 
-    with mock.patch.object(_Changed, "__iter__", interrupted):
+    with mock.patch.object(_ChangedSource, "__iter__", interrupted):
         said = json.loads(_run("train", clicks, "--compare", "--out", tmp_path / "a", "--json"))
     assert said["why"] == "done"
     assert set(said["baselines"]) == {"majority", "best reachable"}

@@ -18,10 +18,10 @@ from hedgerow.cli.app import app
 from hedgerow.discovery.control import Control
 from hedgerow.discovery.layouts import LayoutFilter
 from hedgerow.discovery.paths import Container
-from hedgerow.discovery.session import Session
-from hedgerow.discovery.zk_backend import ZkBackend
-from hedgerow.serving.agent_process import AgentPlan, ContainerPlan, ReplicaPlan, run_agent
-from hedgerow.serving.heartbeats import Heartbeats
+from hedgerow.discovery.replicas import ZkBackend
+from hedgerow.discovery.zookeeper import Session
+from hedgerow.serving.agent import AgentPlan, ContainerPlan, ReplicaPlan, run_agent
+from hedgerow.serving.remote_rows import Heartbeats
 from tests.serving.serving import adding, serving
 from tests.zookeeper import ZooKeeperProcess, wait_for
 

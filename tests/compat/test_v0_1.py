@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import hedgerow as hr
-from hedgerow.ps.connect import connect
+from hedgerow.ps.remote_shard import connect
 from hedgerow.ps.server_tables import ServerTables
 from hedgerow.routing.router import Router
 from hedgerow.serving.bundle import load_bundle

@@ -124,7 +124,7 @@ def write_chain(folder: Path) -> dict[str, Any]:
 
 def write_servers(folder: Path) -> dict[str, Any]:
     """Two servers with logs: one is killed with a log alone, one has a checkpoint and a log."""
-    from hedgerow.ps.connect import connect
+    from hedgerow.ps.remote_shard import connect
     from hedgerow.ps.server_tables import ServerTables
 
     work = folder / "servers"

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 import hedgerow as hr
 from hedgerow.cli.app import app
 from hedgerow.core.errors import HedgerowError, InputError
-from hedgerow.core.local_path import local_path
+from hedgerow.core.files import local_path
 from hedgerow.train.checkpoints import Checkpoints
+from hedgerow.train.events import JsonLines
 from hedgerow.train.job import job_of
-from hedgerow.train.json_lines import JsonLines
 from hedgerow.train.run_folder import RunFolder
 
 URL = "s3://bucket/place"

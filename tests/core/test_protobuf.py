@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow.core import protobuf as pb
-from hedgerow.monolith.entry_dump import decode_entry, encode_entry
-from hedgerow.monolith.optimizer_dump import decode_dumps
+from hedgerow.monolith.files.entry_dump import decode_dumps, decode_entry, encode_entry
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=20)
@@ -26,7 +25,7 @@ def _packed(number: int, values: list[float]) -> bytes:
 def test_numbers_come_back(value: int) -> None:
     for number in (1, 15, 16, 2**29 - 1):
         data = pb.varint_field(number, value) + pb.sfixed64_field(number, value)
-        reader = pb.Reader(data)
+        reader = pb.ProtobufReader(data)
         fields = reader.fields()
         assert next(fields) == (number, pb.VARINT)
         assert reader.int64() == value

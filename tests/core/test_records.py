@@ -10,9 +10,7 @@ from hedgerow.core.errors import ConfigError
 from hedgerow.core.records import Record
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Uniform
-from hedgerow.tables.optimizer_base import Optimizer
-from hedgerow.tables.optimizers import Adam, Sgd
-from hedgerow.tables.schedules import Polynomial
+from hedgerow.tables.optimizers import Adam, Optimizer, Polynomial, Sgd
 
 from ..support import OPTIMIZERS, table_config
 

@@ -6,12 +6,11 @@ import threading
 import pytest
 import torch
 
-from hedgerow.core import registry
+from hedgerow.core import process_state
 from hedgerow.core.clock import ManualClock, SystemClock
 from hedgerow.core.counters import Counters
 from hedgerow.core.errors import InputError, NameTakenError
-from hedgerow.core.fids import fid_v1_to_v2, make_fid, signature_of, slot_of
-from hedgerow.core.hashing import id64, mix64, xxh64
+from hedgerow.core.hashing import fid_v1_to_v2, id64, make_fid, mix64, signature_of, slot_of, xxh64
 from hedgerow.core.id_batch import IdBatch
 from hedgerow.core.ids import Ragged
 from hedgerow.core.units import format_bytes, parse_bytes, parse_seconds
@@ -104,17 +103,17 @@ class _Thing:
 
 def test_a_shared_name_is_free_again_when_its_owner_is_gone() -> None:
     first = _Thing()
-    registry.register("values/name", first)
+    process_state.register("values/name", first)
     with pytest.raises(NameTakenError, match="values/name"):
-        registry.register("values/name", _Thing())
+        process_state.register("values/name", _Thing())
     del first
     gc.collect()
     second = _Thing()
-    registry.register("values/name", second)
-    registry.release("values/name", _Thing())  # not the owner: no effect
-    assert registry.find("values/name") is second
-    registry.clear()
-    assert registry.find("values/name") is None
+    process_state.register("values/name", second)
+    process_state.release("values/name", _Thing())  # not the owner: no effect
+    assert process_state.find("values/name") is second
+    process_state.clear()
+    assert process_state.find("values/name") is None
 
 
 def test_ragged_rows_and_what_is_refused() -> None:

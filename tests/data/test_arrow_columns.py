@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hedgerow as hr
-from hedgerow.core.arrow import hash_one_by_one, ragged_of_column
+from hedgerow.core.id_columns import hash_one_by_one, ragged_of_column
 from hedgerow.data.arrow_columns import hash_text
 
 

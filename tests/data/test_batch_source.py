@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 import hedgerow as hr
 from hedgerow.core.errors import DtypeError, InputError, StateError
-from hedgerow.core.job_rank import JobRank, launcher
+from hedgerow.core.process_state import JobRank, launcher
 from hedgerow.data import BatchSource
-from hedgerow.data.batch_source import whole_batches
+from hedgerow.data.source import whole_batches
 
 ROWS = 250
 

@@ -23,7 +23,7 @@ from hedgerow.core.errors import (
     NotFiniteError,
     UnknownNameError,
 )
-from hedgerow.data.batch import Batch
+from hedgerow.data.source import Batch
 
 
 def write(path: Path, **columns: Any) -> Path:

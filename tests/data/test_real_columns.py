@@ -19,8 +19,7 @@ from hedgerow.core.errors import (
     NotFiniteError,
     UnknownNameError,
 )
-from hedgerow.data.example_message import encode_example
-from hedgerow.data.record_frames import frame
+from hedgerow.data.tfrecord_format import encode_example, frame
 
 PRICE = [1.5, None, float("nan"), 4.0]
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.core.errors import FileDamagedError
-from hedgerow.data.record_frames import MAX_PAYLOAD_BYTES, frame, masked_crc, payloads
-from hedgerow.monolith.snappy_stream import MAX_BLOCK_BYTES, SnappyReader, SnappyWriter
+from hedgerow.data.tfrecord_format import MAX_PAYLOAD_BYTES, frame, masked_crc, payloads
+from hedgerow.monolith.files.records import MAX_BLOCK_BYTES, SnappyReader, SnappyWriter
 
 
 def _read(data: bytes) -> list[bytes]:

@@ -10,10 +10,10 @@ import torch
 
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError, InputError
-from hedgerow.data.batch import Batch
-from hedgerow.data.click_truth import Best
-from hedgerow.data.duplication import (
+from hedgerow.data.source import Batch
+from hedgerow.data.synthetic_clicks import (
     PROFILE,
+    Best,
     Popularity,
     fitted_popularities,
     folded_profile,

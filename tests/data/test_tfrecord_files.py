@@ -15,8 +15,7 @@ import hedgerow as hr
 from hedgerow.core.errors import DtypeError, FileDamagedError, HedgerowError, InputError
 from hedgerow.core.protobuf import WireError, bytes_field, floats_field, varint_field
 from hedgerow.data import tfrecord_files
-from hedgerow.data.example_message import decode_example, encode_example
-from hedgerow.data.record_frames import frame
+from hedgerow.data.tfrecord_format import decode_example, encode_example, frame
 
 
 def write(path: Path, examples: list[dict[str, Any]]) -> Path:

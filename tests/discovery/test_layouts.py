@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow.core.errors import InputError
-from hedgerow.discovery.arithmetic import evaluate
 from hedgerow.discovery.control import Control
-from hedgerow.discovery.layouts import LayoutFilter
-from hedgerow.discovery.session import Session
+from hedgerow.discovery.layouts import LayoutFilter, condition_holds
+from hedgerow.discovery.zookeeper import Session
 
 from .memory_zookeeper import MemoryZooKeeper
 
@@ -80,7 +79,7 @@ CONDITIONS = st.lists(COMPARED, min_size=1, max_size=3).map(" and ".join) | COMP
 @given(CONDITIONS, st.integers(0, 20))
 def test_conditions_mean_what_python_means(text: str, i: int) -> None:
     wanted = eval(text, {"__builtins__": {}}, {"i": i})
-    assert evaluate(text, {"i": i}) is bool(wanted)
+    assert condition_holds(text, {"i": i}) is bool(wanted)
 
 
 def test_control(tmp_path: Path) -> None:

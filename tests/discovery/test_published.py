@@ -1,4 +1,4 @@
-"""The published tests of the original's discovery (A13), with their exact values."""
+"""The published tests of Monolith's discovery (A13), with their exact values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ import pytest
 from hedgerow.core.errors import FileDamagedError
 from hedgerow.discovery.control import Control
 from hedgerow.discovery.layouts import Deployment, LayoutWatcher
-from hedgerow.discovery.names import join_address
-from hedgerow.discovery.paths import Container, Places, SavedModel, Service, ServicePath
+from hedgerow.discovery.paths import (
+    Container,
+    DeploymentPaths,
+    ReplicaPaths,
+    SavedModel,
+    ServicePath,
+    join_address,
+)
 from hedgerow.discovery.payloads import (
     AVAILABLE,
     UNLOAD,
@@ -21,21 +27,19 @@ from hedgerow.discovery.payloads import (
     ResourceSpec,
     SavedModelDeployConfig,
 )
-from hedgerow.discovery.registration import ReplicaRegistration
-from hedgerow.discovery.replica_watcher import ReplicaWatcher
-from hedgerow.discovery.session import Session
-from hedgerow.discovery.zk_backend import ZkBackend
+from hedgerow.discovery.replicas import ReplicaRegistration, ReplicaWatcher, ZkBackend
+from hedgerow.discovery.zookeeper import Session
 from hedgerow.monolith.distributed_serving_ops import refresh_sync_config
 from hedgerow.serving.agent import AgentServer
-from hedgerow.serving.heartbeats import Heartbeats, KeptReplicas
-from hedgerow.wire.client_config import read_config
+from hedgerow.serving.remote_rows import Heartbeats, RefreshedReplicas
 from hedgerow.wire.messages import agent_service as messages
-from hedgerow.wire.services import AGENT_SERVICE
+from hedgerow.wire.push import read_config
+from hedgerow.wire.rpc import AGENT_SERVICE
 from tests.serving.serving import Caller
 
 from .memory_zookeeper import MemoryZooKeeper
 
-SERVICE = Service("demo", "test_ffm_model")
+SERVICE = ReplicaPaths("demo", "test_ffm_model")
 CONTAINER = Container("default", "asdf")
 INFO = ContainerServiceInfo(
     "localhost:8888", "localhost:8889", "localhost:8890", "localhost:8891", "lf"
@@ -139,7 +143,7 @@ class Book:
 def test_a13_7_heartbeat_cache(key: str, version: int) -> None:
     book = Book(key)
     with AgentServer(book) as agent, Heartbeats(agent.address) as beats:
-        kept = KeptReplicas(beats.ask)
+        kept = RefreshedReplicas(beats.ask)
         with kept as replicas:
             assert replicas.choose(key) == ["localhost:1"]
             assert replicas.named is bool(version)
@@ -183,7 +187,7 @@ def test_publish_orders_are_written_as_monolith_writes_them() -> None:
     for wrong in (b'{"ptype": true}', b'{"is_spec": 1}', b'{"sub_models": ["ps_1"]}'):
         with pytest.raises(FileDamagedError, match="PublishMeta"):
             PublishMeta.from_bytes(wrong)
-    assert Places("demo").publish(1, 2, "ffm") == "/demo/publish/1:2:ffm"
+    assert DeploymentPaths("demo").publish(1, 2, "ffm") == "/demo/publish/1:2:ffm"
 
 
 def test_a_resource_that_tells_nothing_has_nulls() -> None:

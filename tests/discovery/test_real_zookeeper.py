@@ -10,21 +10,19 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from hedgerow.discovery.paths import Container, SavedModel, Service
+from hedgerow.discovery.paths import Container, ReplicaPaths, SavedModel
 from hedgerow.discovery.payloads import AVAILABLE, ContainerServiceInfo, ReplicaMeta
-from hedgerow.discovery.registration import ReplicaRegistration
-from hedgerow.discovery.replica_watcher import ReplicaWatcher
-from hedgerow.discovery.session import Session
-from hedgerow.discovery.zk_backend import ZkBackend
+from hedgerow.discovery.replicas import ReplicaRegistration, ReplicaWatcher, ZkBackend
+from hedgerow.discovery.zookeeper import Session
 from hedgerow.monolith.distributed_serving_ops import refresh_sync_config, remote_predict
-from hedgerow.serving.replicas import Replicas
-from hedgerow.serving.rows_from import followed
-from hedgerow.wire.client_config import read_config
+from hedgerow.serving.channels import Replicas
+from hedgerow.serving.remote_rows import watched_replicas
+from hedgerow.wire.push import read_config
 from tests.serving.serving import adding, serving
 from tests.zookeeper import ZooKeeperProcess, wait_for
 
 pytestmark = pytest.mark.xdist_group("zookeeper")
-SERVICE = Service("demo", "ffm")
+SERVICE = ReplicaPaths("demo", "ffm")
 ROUNDS = 3
 POD, PS_1 = Container("default", "pod"), SavedModel("ffm", "ps_1")
 
@@ -197,7 +195,7 @@ def test_three_replicas_join_and_leave_under_load(
         owner = stack.enter_context(Session.connect(zookeeper.hosts))
         kind(owner, 9, stays.address).join()
         session = stack.enter_context(Session.connect(zookeeper.hosts))
-        replicas = stack.enter_context(followed(session, kind.watching(session)))
+        replicas = stack.enter_context(watched_replicas(session, kind.watching(session)))
         asked = (kind.model_name, stop, answers, errors)
         load = [threading.Thread(target=_load, args=asked) for _ in range(2)]
         joining = [

@@ -6,16 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from hedgerow.discovery.paths import Service
+from hedgerow.discovery.paths import ReplicaPaths
 from hedgerow.discovery.payloads import AVAILABLE, UNKNOWN, ReplicaMeta
-from hedgerow.discovery.registration import ReplicaRegistration
-from hedgerow.discovery.replica_watcher import ReplicaWatcher
-from hedgerow.discovery.session import Session
-from hedgerow.discovery.sync_backend import SubGraphTargets, TargetInfo
+from hedgerow.discovery.replicas import ReplicaRegistration, ReplicaWatcher
+from hedgerow.discovery.targets import SubGraphTargets, TargetInfo
+from hedgerow.discovery.zookeeper import Session
 
 from .memory_zookeeper import MemoryZooKeeper
 
-SERVICE = Service("demo", "ffm")
+SERVICE = ReplicaPaths("demo", "ffm")
 META = ReplicaMeta("h:1", None, AVAILABLE, server_type="ps", task=1, replica=0)
 
 
@@ -36,7 +35,7 @@ def other(server: MemoryZooKeeper) -> Iterator[Session]:
         yield other
 
 
-def watching(session: Session, service: Service = SERVICE) -> ReplicaWatcher:
+def watching(session: Session, service: ReplicaPaths = SERVICE) -> ReplicaWatcher:
     watcher = ReplicaWatcher(session, service)
     watcher.start()
     return watcher
@@ -127,7 +126,7 @@ def test_nodes_that_nobody_can_read_are_skipped_and_counted(session: Session) ->
 
 
 def test_places(session: Session) -> None:
-    service = Service("demo", "ffm", dc_aware=True)
+    service = ReplicaPaths("demo", "ffm", dc_aware=True)
     for place, address in ((("lf", "a"), "h:1"), (("hl", "b"), "h:2")):
         meta = ReplicaMeta(address, None, AVAILABLE, server_type="ps", task=1, replica=0)
         ReplicaRegistration(session, service, meta, *place).register()

@@ -9,7 +9,7 @@ import pytest
 from kazoo.exceptions import ConnectionLoss
 
 from hedgerow.core.errors import HedgerowError
-from hedgerow.discovery.session import Session
+from hedgerow.discovery.zookeeper import Session
 from tests.zookeeper import wait_for
 
 from .memory_zookeeper import MemoryZooKeeper

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hedgerow.core.errors import FileDamagedError, FileMissingError
-from hedgerow.discovery.watched_file import FileBook, FileTargets
+from hedgerow.discovery.targets import FileAddressBook, FileTargets
 
 
 def put(path: Path, content: Any) -> None:
@@ -65,7 +65,7 @@ def test_the_first_file_must_be_good(tmp_path: Path) -> None:
 def test_a_book_has_lists_by_kind(tmp_path: Path) -> None:
     path = tmp_path / "book.json"
     put(path, {"ps:0": ["a:1"], "entry:0": ["b:1"], "m:ps_1": ["c:1"]})
-    book = FileBook(path)
+    book = FileAddressBook(path)
     assert book.addresses("ps") == {"ps:0": ["a:1"], "m:ps_1": ["c:1"]}
     put(path, [])
     assert book.addresses("entry") == {"entry:0": ["b:1"]}

@@ -1,4 +1,4 @@
-"""The second generation: what ours does where the original fails, and parity beside it."""
+"""The second generation: what ours does where Monolith fails, and parity beside it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from hedgerow.discovery.paths import Container, SavedModel
 from hedgerow.discovery.payloads import ContainerServiceInfo
-from hedgerow.discovery.session import Session
-from hedgerow.discovery.zk_backend import ZkBackend
-from hedgerow.monolith.sync_config import refresh_sync_config
+from hedgerow.discovery.replicas import ZkBackend
+from hedgerow.discovery.zookeeper import Session
+from hedgerow.monolith.sync.config import refresh_sync_config
 
 from .memory_zookeeper import MemoryZooKeeper
 
@@ -48,7 +48,7 @@ def test_an_address_that_comes_or_changes_after_its_binding(session: Session, pa
     for address in ("h:1", "h:2"):
         backend.report_service_info(POD, ContainerServiceInfo(grpc=address))
         assert session.settle()
-        known = [] if parity else [address]  # the original's defect
+        known = [] if parity else [address]  # Monolith's defect
         assert backend.get_sync_targets("ps_1") == ("ffm:ps_1", known)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch.distributed as dist
 
 from hedgerow.launch.process_group import process_group
-from hedgerow.launch.transports import TorchTransport
 from hedgerow.monolith import distribution_utils as utils
+from hedgerow.monolith.launch.transports import TorchTransport
 
 
 def told_by(call: Callable[[], Any]) -> str:

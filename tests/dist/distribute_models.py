@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import hedgerow as hr
-from hedgerow.nn.collection import collections_of
-from hedgerow.nn.routers import routers_of
+from hedgerow.nn.embedding_modules import collections_of
+from hedgerow.nn.model_tables import routers_of
 from tests.support import everything
 
 SAMPLES = 12  # of a global batch: equal shares for 2, 3 and 4 ranks

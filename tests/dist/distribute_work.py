@@ -25,9 +25,9 @@ from hedgerow.core.errors import (
     SaveError,
     StateError,
 )
-from hedgerow.nn.collection import collections_of, ranks_of
-from hedgerow.nn.hold import HeldUpdates
-from hedgerow.nn.routers import routers_of
+from hedgerow.nn.embedding_modules import collections_of, ranks_of
+from hedgerow.nn.hold_updates import HeldUpdates
+from hedgerow.nn.model_tables import routers_of
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
 from hedgerow.tables.checkpoint import shared_save
 from hedgerow.tables.checkpoint.manifest import MANIFEST
@@ -381,8 +381,8 @@ def rows_that_do_not_add_up(folder: Path, saved_by: int) -> None:
     _, ranks = world()
     model = hr.distribute(made(optimizer=hr.Adam(lr=0.02)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hedgerow.tables.checkpoint.load_job._Owner.choose", loses_one)
-        patch.setattr("hedgerow.tables.checkpoint.load_job._Owner.needs", lambda *_: True)
+        patch.setattr("hedgerow.tables.checkpoint.load._Owner.choose", loses_one)
+        patch.setattr("hedgerow.tables.checkpoint.load._Owner.needs", lambda *_: True)
         with pytest.raises(CheckpointError, match="rows in its files, and"):
             hr.load(model, folder / f"from-{saved_by}")
     assert not any(one.store.size() for one in collections_of(model))

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hedgerow.launch.process_group import process_group
-from hedgerow.launch.rank_zero import rank_zero_printer
+from hedgerow.launch.rank_info import rank_zero_printer
 
 
 def main() -> None:

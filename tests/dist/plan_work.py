@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import hedgerow as hr
 from hedgerow.core.errors import HedgerowError
-from hedgerow.nn.summary import tables_of
-from hedgerow.planner.placed import Placed
+from hedgerow.nn.model_tables import tables_of
+from hedgerow.planner.plan import Placed
 
 
 def model() -> hr.EmbeddingBags:

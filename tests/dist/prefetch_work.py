@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hedgerow as hr
-from hedgerow.nn.collection import collections_of
+from hedgerow.nn.embedding_modules import collections_of
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
 from hedgerow.sharding.exchange import Exchange
 

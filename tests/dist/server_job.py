@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import hedgerow as hr
 from hedgerow.launch.process_group import process_group
-from hedgerow.nn.collection import collections_of, servers_of
+from hedgerow.nn.embedding_modules import collections_of, servers_of
 
 LAST_STEPS, MOST_STEPS = 30, 100_000
 RATE = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 import hedgerow as hr
-from hedgerow.serving.row_sources import row_sources
+from hedgerow.serving.publish import row_sources
 
 IDS = list(range(60))
 

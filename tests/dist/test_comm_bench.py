@@ -91,7 +91,7 @@ def test_the_driver_averages_at_one_length(found: Any) -> None:
     assert run["lines"][-1].startswith("ar_summary: [(500, ")
 
 
-def test_all_runs_in_the_originals_order(found: Any) -> None:
+def test_all_runs_in_monolith_order(found: Any) -> None:
     lines = found[0]["drivers"]["all"]["lines"]
     order = [line.split("_summary")[0] for line in lines if "_summary" in line]
     assert order == ["c2g", "g2g", "c2c", "g2c", "ar"]

@@ -196,7 +196,7 @@ def test_rows_that_do_not_add_up_are_refused(
     if ranks > 1:
         pool.run(ranks, work.rows_that_do_not_add_up, folder, 2)
         return
-    monkeypatch.setattr("hedgerow.tables.checkpoint.load_job._Owner.choose", work.loses_one)
+    monkeypatch.setattr("hedgerow.tables.checkpoint.load._Owner.choose", work.loses_one)
     with pytest.raises(hr.HedgerowError, match="rows in its files, and"):
         hr.load(work.made(optimizer=hr.Adam(lr=0.02)), folder / "from-2")
 

@@ -10,8 +10,8 @@ import pytest
 
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError
-from hedgerow.launch.server_list import server_list
-from hedgerow.nn.collection import servers_of
+from hedgerow.launch.job_variables import server_list
+from hedgerow.nn.embedding_modules import servers_of
 from tests.ps.servers import servers
 
 from .launched_servers import SCRIPT, launched

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hedgerow as hr
-from hedgerow.nn.routers import routers_of
+from hedgerow.nn.model_tables import routers_of
 
 from . import leave_order_work as work
 from .pool import Pool

@@ -13,7 +13,7 @@ from torch import nn
 
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError, NotSupportedError, StateError
-from hedgerow.nn.collection import collections_of, servers_of
+from hedgerow.nn.embedding_modules import collections_of, servers_of
 from hedgerow.ps.server_tables import ServerTables
 from tests.ps.servers import servers
 from tests.support import bits

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hedgerow.core.errors import MissingExtraError
-from hedgerow.launch.ray_library import ray_library
+from hedgerow.launch.ray_job import ray_library
 
 from .launched_servers import SCRIPT, launched
 

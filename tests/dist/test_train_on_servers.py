@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import hedgerow as hr
-from hedgerow.nn.collection import collections_of, servers_of
+from hedgerow.nn.embedding_modules import collections_of, servers_of
 from hedgerow.train.checkpoints import Checkpoints
 from hedgerow.train.evaluate import evaluate
-from hedgerow.train.loop import Schedule, Trainer
+from hedgerow.train.loop import LoopSchedule, Trainer
 from hedgerow.train.run_folder import load_run
 from tests.ps.servers import servers
 
@@ -65,7 +65,7 @@ def trainer_of(model: torch.nn.Module, folder: Path, epochs: int = 1) -> tuple[T
         torch.optim.Adam(model.parameters(), lr=0.01),
         hr.data.clicks(batch_size=32, steps=20),
         test=hr.data.clicks(batch_size=32, steps=4, seed=9),
-        schedule=Schedule(epochs=epochs, log_every=5),
+        schedule=LoopSchedule(epochs=epochs, log_every=5),
         checkpoints=Checkpoints(folder, every_steps=10),
         sinks=[events],
     )

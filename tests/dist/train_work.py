@@ -16,9 +16,9 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from hedgerow.cli import app as program
-from hedgerow.data.batch import Batch
-from hedgerow.nn.summary import tables_of
-from hedgerow.train.json_lines import read_events
+from hedgerow.data.source import Batch
+from hedgerow.nn.model_tables import tables_of
+from hedgerow.train.events import read_events
 from hedgerow.train.run_folder import load_run
 from hedgerow.train.run_ranks import RunRanks
 

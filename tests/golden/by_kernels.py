@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from hedgerow.monolith.layouts import operators
 from hedgerow.ops import combiners, fused_gather, reorder, segment
-from hedgerow.ops.layout import registered
 from hedgerow.routing import bucketize
 
 _FORMS = {
@@ -20,8 +20,8 @@ _FORMS = {
     "combine_sum": combiners.combine_sum_by_kernel,
     "combine_mean": combiners.combine_mean_by_kernel,
     "fused_reorder_by_indices": reorder.fused_reorder_on_device,
-    "embedding_to_layout": registered.layout_by_kernel,
-    "embedding_to_layout_backward": registered.layout_backward_by_kernel,
+    "embedding_to_layout": operators.layout_by_kernel,
+    "embedding_to_layout_backward": operators.layout_backward_by_kernel,
 }
 FILES = {  # of vectors whose ops have a kernel
     "embedding_combiners",

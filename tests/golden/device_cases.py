@@ -2,7 +2,7 @@
 
 The handlers are those of the host table; only the tables they make differ. What is left out is
 listed here: rules that learn otherwise than a device can, and cases about other things than a table
-(servers, files of the original, filters by themselves).
+(servers, files of Monolith, filters by themselves).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from . import (  # noqa: F401  (they register handlers)
 from .runner import Case
 from .tables_area import AREA, tables_of_kind
 
-# The original's names of the rules, and torch's: the seven optimizers and AdamW.
+# Monolith's names of the rules, and torch's: the seven optimizers and AdamW.
 LEARNS = {
     *("sgd", "momentum", "adagrad", "adam", "ftrl", "rmsprop"),
     *("Sgd", "Momentum", "Adagrad", "RowAdagrad", "Adam", "AdamW", "Ftrl", "RmsProp"),

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hedgerow.ops.fused_gather import (
-    fused_gather_embeddings_by_input,
-    fused_gather_embeddings_by_input_gradient,
-)
-from hedgerow.ops.gather import (
+from hedgerow.monolith.gather_by_ids import (
     gather_embeddings_by_ids_gradient_back_prop,
     gather_embeddings_by_input,
     map_id_to_embedding,
     map_id_to_embedding_gradient_back_prop,
+)
+from hedgerow.ops.fused_gather import (
+    fused_gather_embeddings_by_input,
+    fused_gather_embeddings_by_input_gradient,
 )
 from hedgerow.ops.reorder import fused_reorder_by_indices, reorder_by_indices
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hedgerow.core.fids import fid_v1_to_v2, make_fid, signature_of, slot_of
-from hedgerow.ops.ids import shard_of
+from hedgerow.core.hashing import fid_v1_to_v2, make_fid, signature_of, slot_of
+from hedgerow.monolith.gather_by_ids import shard_of
 
 from .ops_area import handles
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.ops.layout import (
+from hedgerow.monolith.layouts import (
     FeatureConfigs,
     fused_embedding_to_layout,
     fused_embedding_to_layout_grad,

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.fill import (
+from hedgerow.monolith.gather_by_ids import shard_of
+from hedgerow.monolith.offset_maps import (
     SharedBuffer,
+    ValueOffset,
     fill_with_offset_map,
     fill_with_offset_map_gradient,
     finalize_shared_tensor,
+    unique_key_with_value_and_offset,
 )
-from hedgerow.ops.ids import shard_of
-from hedgerow.ops.offsets import ValueOffset
 from hedgerow.ops.split import ragged_split_by_indices, split_by_indices
-from hedgerow.ops.unique import unique_key_with_value_and_offset
 
 from .ops_area import AREA, decode, equal, handles
 from .runner import Case

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from hedgerow.planner.problem.options import Variant, variants
 from hedgerow.planner.problem.table_spec import ELEMENT_BYTES, Feature, TableSpec
 from hedgerow.planner.problem.topology import Topology
-from hedgerow.planner.problem.variant import Variant, variants
-from hedgerow.planner.published.baseline_grid import TENTHS, baseline_grid
 from hedgerow.planner.sizes.layout import LAYOUTS, Layout
-from hedgerow.planner.sizes.step_load import StepLoad
+from hedgerow.planner.sizes.storage import StepLoad
+from tests.planner.published_planner import TENTHS, baseline_grid
 
 from .runner import Area, take
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from hedgerow.core.hashing import mix64
-from hedgerow.planner.problem.variant import Mode, Variant
-from hedgerow.planner.published.baseline_perf import baseline_ms, effective_ratio
+from hedgerow.planner.problem.options import Mode, Variant
 from hedgerow.planner.sizes.storage import Storage, storage_of
 from hedgerow.routing.router import Router
+from tests.planner.published_planner import baseline_ms, effective_ratio
 
 from .planner_area import AREA, layout_of, load_of, spec_of, topology_of, variants_of
 from .runner import Case, take

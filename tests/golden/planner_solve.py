@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from hedgerow.planner.problem.option import Option, TableOptions
-from hedgerow.planner.problem.solution import PlanError, Solution
+from hedgerow.planner.problem.options import Option, PlanError, Solution, TableOptions
 from hedgerow.planner.problem.topology import Budget, Topology
-from hedgerow.planner.published.baseline_perf import baseline_ms
 from hedgerow.planner.sizes.storage import storage_of
 from hedgerow.planner.solver.placement import place
 from hedgerow.planner.solver.placement_problem import PlacementOption, PlacementTable
 from hedgerow.planner.solver.solve import solve
+from tests.planner.published_planner import baseline_ms
 
 from .planner_area import AREA, layout_of, load_of, spec_of, topology_of, variants_of
 from .runner import Case, take

@@ -11,7 +11,7 @@ import torch
 
 from hedgerow.routing.router import Router
 from hedgerow.tables.checkpoint.load import load_tables
-from hedgerow.tables.checkpoint.rules import check_routing
+from hedgerow.tables.checkpoint.routers import check_routing
 from hedgerow.tables.checkpoint.save import save_tables
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.optimizers import Sgd
@@ -76,7 +76,7 @@ def _load_under(saved: str | None, runtime: str, keys: list[int], *, reroutes: b
 def reshard(case: Case) -> None:
     c = case.take(
         ("from_world", "from_mode", "to_world", "to_mode", "from_owner", "to_owner"),
-        ("rows_the_anchor_places_correctly",),  # what the original loses; we lose nothing
+        ("rows_the_anchor_places_correctly",),  # what Monolith loses; we lose nothing
     )
     keys: list[int] = case.document["keys"]
     ids, table = torch.tensor(keys), _with_rows(keys)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hedgerow.discovery.paths import Container, SavedModel, Service, ServicePath
+from hedgerow.discovery.paths import Container, ReplicaPaths, SavedModel, ServicePath
 from hedgerow.discovery.payloads import (
     ContainerServiceInfo,
     ModelMeta,
@@ -17,12 +17,11 @@ from hedgerow.discovery.payloads import (
     ResourceSpec,
     SavedModelDeployConfig,
 )
-from hedgerow.discovery.replica_watcher import ReplicaWatcher
-from hedgerow.discovery.session import Session
-from hedgerow.discovery.zk_backend import ZkBackend
-from hedgerow.monolith.sync_config import refresh_sync_config
-from hedgerow.wire.client_config import read_config
+from hedgerow.discovery.replicas import ReplicaWatcher, ZkBackend
+from hedgerow.discovery.zookeeper import Session
+from hedgerow.monolith.sync.config import refresh_sync_config
 from hedgerow.wire.messages import parameter_sync
+from hedgerow.wire.push import read_config
 from tests.discovery.memory_zookeeper import MemoryZooKeeper
 from tests.zookeeper import wait_for
 
@@ -94,7 +93,7 @@ def _play_watcher(value: dict[str, Any], session: Session, writer: Any, _: bool)
         writer.create(node["path"], node["data"].encode(), makepath=True)
     watcher = ReplicaWatcher(
         session,
-        Service(value["bzid"], value["base_name"], value["dc_aware"]),
+        ReplicaPaths(value["bzid"], value["base_name"], value["dc_aware"]),
         address_family=value["address_family"],
         use_archon=value["use_archon"],
     )

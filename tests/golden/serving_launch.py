@@ -1,4 +1,4 @@
-"""Vectors of the launch utilities, in the mode that follows the original to its defects."""
+"""Vectors of the launch utilities, in the mode that follows Monolith to its defects."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from unittest import mock
 import pytest
 
 from hedgerow.launch import env
-from hedgerow.launch.bps_env import bps_env
-from hedgerow.launch.hooks import BroadcastHook, TelemetryHook
-from hedgerow.launch.windows import Windows, sent_elements, summary
 from hedgerow.monolith import distribution_utils as utils
+from hedgerow.monolith.launch.bps import bps_env
+from hedgerow.monolith.launch.comm_bench import Windows, sent_elements, summary
+from hedgerow.monolith.launch.sync_train import BroadcastHook, TelemetryHook
 
 from .runner import Case, take
 from .serving_area import AREA
@@ -188,7 +188,7 @@ def _bps(case: Case) -> None:
         made = sorted(path.name for path in Path(folder).iterdir())
     assert [["init", settings] for _, settings in calls.inits] == wanted["init_calls"]
     if "raises" in wanted:
-        # How far the original gets before it fails is told by where it prints: what it had set
+        # How far Monolith gets before it fails is told by where it prints: what it had set
         # until then must be right, not equally much.
         _same_where_both(changed, wanted["env_set"], value)
     else:

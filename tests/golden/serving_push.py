@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hedgerow.wire import push, push_split, tensors
+from hedgerow.wire import push, tensors
 from hedgerow.wire.codec import from_bytes, to_bytes
 from hedgerow.wire.messages import parameter_sync, tf_serving
 
@@ -62,7 +62,7 @@ def _split(case: Case) -> None:
     )
     request = _request(value)
     assert request.ByteSize() == value["byte_size"]
-    parts = push_split.split(request, value["max_message_length"], "reference")
+    parts = push.split_request(request, value["max_message_length"], "reference")
     assert len(parts) == len(value["parts"])
     for part, wanted in zip(parts, value["parts"], strict=True):
         wanted = take(

@@ -1,4 +1,4 @@
-"""Vectors of the original's touched keys: what a step finds, and what an overflow drops."""
+"""Vectors of Monolith's touched keys: what a step finds, and what an overflow drops."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _operations(case: Case) -> None:
         else:
             inserted = _keys(take(operation, ("insert",))["insert"])
             wanted = take(expected, ("insert", "dropped", "size"))
-            for key in inserted:  # one by one: the original looks at the room before each
+            for key in inserted:  # one by one: Monolith looks at the room before each
                 table.apply_gradients(torch.tensor([key]), torch.ones(1, 1))
             dropped += wanted["dropped"]
             assert len(inserted) == wanted["insert"]

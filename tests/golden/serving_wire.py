@@ -10,7 +10,7 @@ import torch
 from google.protobuf.json_format import ParseDict
 
 from hedgerow.core.errors import HedgerowError
-from hedgerow.wire import client_config, dtypes, push_result, tensors
+from hedgerow.wire import dtypes, push, tensors
 from hedgerow.wire.codec import from_bytes, to_bytes
 from hedgerow.wire.messages import agent_service, parameter_sync, tensor, tf_serving
 
@@ -133,7 +133,7 @@ def _agent(case: Case) -> None:
 def _config(case: Case) -> None:
     value = case.take({"name", "fields", "hex", "timeout_as_read"})
     _same(parameter_sync.ClientConfig(**value["fields"]), value["hex"])
-    found = client_config.read_config(bytes.fromhex(value["hex"]))
+    found = push.read_config(bytes.fromhex(value["hex"]))
     assert found.timeout_in_ms == value["timeout_as_read"]
 
 
@@ -142,7 +142,7 @@ def _result(case: Case) -> None:
     value = case.take({"name", "fields", "hex", "json", "key_order"})
     result = parameter_sync.PushResult(**value["fields"])
     _same(result, value["hex"])
-    text = push_result.to_json(result)
+    text = push.result_json(result)
     assert json.loads(text) == value["json"]
     orders = [list(response) for response in json.loads(text).get("responses", [])]
     assert orders == value["key_order"]

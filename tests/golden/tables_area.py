@@ -12,7 +12,7 @@ from torch import Tensor
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Constant
-from hedgerow.tables.optimizer_base import Optimizer
+from hedgerow.tables.optimizers import Optimizer
 
 from .runner import Area
 

@@ -10,19 +10,18 @@ import torch
 from torch import Tensor
 
 from hedgerow.core.ids import Ragged
-from hedgerow.nn.server_shards import ServerShards
-from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice
+from hedgerow.monolith.layouts import FeatureConfigs, LayoutFeature, OutConfig, Slice
+from hedgerow.monolith.tables.partitioned import LookedUpBatch, PartitionedTables, by_list
+from hedgerow.monolith.tables.partitioned_shards import LocalShards, RankShards, ServerShards
 from hedgerow.ops.reorder import fused_reorder_by_indices
 from hedgerow.ps.shard import LocalShard
 from hedgerow.routing.router import Router
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
-from hedgerow.sharding.local_exchange import LocalExchange
-from hedgerow.sharding.partitioned import PartitionedTables, Pulled, by_list
-from hedgerow.sharding.shards import LocalShards, RankShards
+from hedgerow.sharding.exchange import LocalExchange
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Zeros
-from hedgerow.tables.multi.by_owner import ByOwner, Packed
 from hedgerow.tables.multi.host_tables import HostTables
+from hedgerow.tables.multi.routed_keys import KeyRouter, RoutedKeys
 from hedgerow.tables.optimizers import Sgd
 from hedgerow.tables.store import TableKeys
 
@@ -65,7 +64,7 @@ def tables_over_ranks(case: Case) -> None:
     rates = [rate for of_table in c["lrs"] for rate in of_table]
     asked = [sorted(int(i) for i in rows) for rows in c["final_rows_by_table"]]
 
-    def work(exchange: LocalExchange) -> tuple[Packed, list[Tensor]]:
+    def work(exchange: LocalExchange) -> tuple[RoutedKeys, list[Tensor]]:
         rank = exchange.rank
         routers = [Router("roundrobin", c["ranks"])] * len(configs)
         store = HostTables(configs)
@@ -76,7 +75,7 @@ def tables_over_ranks(case: Case) -> None:
             seen.append(found.rows)
             tables.apply_gradients(found, _flat(grads[rank]) * scale, rates=rates)
         seen.append(tables.lookup(_keys(asked)).rows)
-        return ByOwner(tables.dims, routers).pack(keys), seen
+        return KeyRouter(tables.dims, routers).pack(keys), seen
 
     done = LocalExchange.run(c["ranks"], work)
     wanted = zip(c["final_rows_by_table"], asked, strict=True)
@@ -88,7 +87,9 @@ def tables_over_ranks(case: Case) -> None:
         close(seen[2], final.tolist(), what="final rows")
 
 
-def _same_packing(packed: Packed, wanted: dict[str, Any], ids: list[list[int]], ranks: int) -> None:
+def _same_packing(
+    packed: RoutedKeys, wanted: dict[str, Any], ids: list[list[int]], ranks: int
+) -> None:
     w = take(wanted, ("ids", "shard_sizes", "slot_sizes", "offset_sizes", "offsets"))
     inputs = [torch.tensor(i, dtype=torch.int64) for i in ids]
     fused = fused_reorder_by_indices(inputs, ranks, packed.dims)
@@ -150,7 +151,7 @@ def _config(c: dict[str, Any], slice_dims: dict[str, list[int]]) -> FeatureConfi
     features = {}
     for name, table in c["feature_to_table"].items():
         pooling = take(c["pooling"][name], ("pooling",), ("max_seq",))
-        features[name] = Feature(
+        features[name] = LayoutFeature(
             table, pooling["pooling"], tuple(slice_dims[name]), pooling.get("max_seq", 0)
         )
     outs = {}
@@ -165,7 +166,7 @@ def _batch(c: dict[str, Any]) -> tuple[dict[str, tuple[bool, Ragged]], int]:
     return rows, max(len(ids) for ids in c["batch"].values())
 
 
-def _same_sharding(pulled: Pulled, c: dict[str, Any], config: FeatureConfigs) -> None:
+def _same_sharding(pulled: LookedUpBatch, c: dict[str, Any], config: FeatureConfigs) -> None:
     w = take(
         c["sharded"],
         (

@@ -10,11 +10,10 @@ import torch
 
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
-from hedgerow.core.fids import fid_v1_to_v2, slot_of
-from hedgerow.core.hashing import signed64
+from hedgerow.core.hashing import fid_v1_to_v2, signed64, slot_of
+from hedgerow.monolith.tables.evictor import Evictor
 from hedgerow.tables.config import Segment, TableConfig
-from hedgerow.tables.evictor import Evictor
-from hedgerow.tables.expiry import Lru, Ttl, expired
+from hedgerow.tables.eviction import Lru, Ttl, expired
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Zeros
 from hedgerow.tables.optimizers import Sgd

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from hedgerow.monolith import distributed_ps_factory as door
-from hedgerow.monolith.describe import chain, is_remote, shards_of, shared_names
-from hedgerow.monolith.multi_hash_table import _converted
-from hedgerow.monolith.sync_client import DummySyncClient
+from hedgerow.monolith.distributed_ps_factory import trainer_choice
+from hedgerow.monolith.layouts import OutConfig, Slice
+from hedgerow.monolith.sync.clients import DummySyncClient
+from hedgerow.monolith.tables.describe import chain, is_remote, shards_of, shared_names
+from hedgerow.monolith.tables.merged import MergedMultiTypeTable
+from hedgerow.monolith.tables.multi_hash_table import _converted
+from hedgerow.monolith.tables.partitioned import PartitionedTable
 from hedgerow.monolith.test_utils import generate_test_hash_table_config
-from hedgerow.monolith.trainer_choice import trainer_choice
-from hedgerow.nn.partitioned_table import PartitionedTable
-from hedgerow.ops.layout import OutConfig, Slice
 from hedgerow.ps.remote_shard import RemoteShard
-from hedgerow.sharding.local_exchange import LocalExchange
+from hedgerow.sharding.exchange import LocalExchange
 from hedgerow.tables.config import TableConfig
-from hedgerow.tables.multi.merged import MergedMultiTypeTable
 from tests.ps.servers import server_thread
 
 from .runner import Case, take

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from hedgerow.monolith.tables.hash_filters import GradientMask
+from hedgerow.tables.admission import SlidingFilter
 from hedgerow.tables.config import Segment, TableConfig
-from hedgerow.tables.filters import SlidingFilter
-from hedgerow.tables.gradient_mask import GradientMask
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Zeros
-from hedgerow.tables.original_admission import OccurrenceThreshold, ProbabilisticThreshold
+from hedgerow.tables.monolith_rules import OccurrenceThreshold, ProbabilisticThreshold
 
 from .runner import Case, take
 from .tables_area import AREA, close, make_table, original
@@ -21,7 +21,7 @@ CAPACITY = 10_000  # more than any vector has ids
 
 
 def _rule(default: int, slots: tuple[tuple[int, int], ...] = ()) -> OccurrenceThreshold:
-    """The original's counters; a vector of larger thresholds needs its four bits."""
+    """Monolith's counters; a vector of larger thresholds needs its four bits."""
     return OccurrenceThreshold(default, slots, CAPACITY, four_bit_counts=True)
 
 
@@ -75,7 +75,7 @@ def per_slot(c: dict[str, Any]) -> None:
 
 def saturation(c: dict[str, Any]) -> None:
     c = take(c, ("id", "adds", "returned_old_counts", "final"))
-    seen = SlidingFilter(capacity_ids=CAPACITY, max_count=15)  # the original's four bits
+    seen = SlidingFilter(capacity_ids=CAPACITY, max_count=15)  # Monolith's four bits
     key = torch.tensor([1])
     before = [int(seen.add(key, table="", counts=torch.tensor([n]))) for n in c["adds"]]
     assert before == c["returned_old_counts"]

@@ -1,4 +1,4 @@
-"""Optimizer vectors: the original's, torch's, resumed ones, and the numbers of known defects."""
+"""Optimizer vectors: Monolith's, torch's, resumed ones, and the numbers of known defects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import hedgerow.tables.optimizers as user_level
 from hedgerow import native
-from hedgerow.ops.delay import delay_compensation
+from hedgerow.monolith.gradient_rules import delay_compensation
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Zeros

@@ -70,5 +70,5 @@ for _why, _more in (
         ),
         "restore of a row whose dim differs from the config": (_other_dim,),
     }
-).items():  # beside the same situations in the original's files
+).items():  # beside the same situations in Monolith's files
     SITUATIONS[_why] = (*SITUATIONS.get(_why, ()), *_more)

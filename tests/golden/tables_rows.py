@@ -15,7 +15,7 @@ from hedgerow.tables.initializers import Constant, Zeros
 from hedgerow.tables.optimizers import Sgd
 from hedgerow.tables.store import Entries
 
-from .original_files import SITUATIONS as OF_FILES
+from .monolith_files import SITUATIONS as OF_FILES
 from .runner import Case, take
 from .tables_area import (
     AREA,

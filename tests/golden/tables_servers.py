@@ -1,4 +1,4 @@
-"""Vectors of tables over N servers: equal ids, and the original's benchmark."""
+"""Vectors of tables over N servers: equal ids, and Monolith's benchmark."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from contextlib import contextmanager
 
 import torch
 
+from hedgerow.monolith.tables.on_servers import DistributedTable
 from hedgerow.monolith.test_utils import (
     BENCHMARK_TABLE,
     benchmark_table,
     benchmark_table_config,
 )
-from hedgerow.ps.connect import connect
-from hedgerow.ps.distributed import DistributedTable
-from hedgerow.ps.remote_shard import RemoteShard
+from hedgerow.ps.remote_shard import RemoteShard, connect
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Zeros
-from hedgerow.tables.original import Sgd
+from hedgerow.tables.monolith_rules import Sgd
 
 from .runner import Case, take
 from .tables_area import AREA, close, original

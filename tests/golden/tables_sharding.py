@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 
 from hedgerow.core.ids import Ragged
+from hedgerow.monolith.offset_maps import unique_key_with_value_and_offset
+from hedgerow.monolith.tables.merged import MergedMultiTypeTable, legacy_names, merged_name
+from hedgerow.monolith.tables.multi_type import MultiTypeTable, fused_offsets
 from hedgerow.ops.reorder import fused_reorder_by_indices
-from hedgerow.ops.unique import unique_key_with_value_and_offset
 from hedgerow.routing.router import Router
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Zeros
-from hedgerow.tables.multi.fused import fused_offsets
-from hedgerow.tables.multi.merged import MergedMultiTypeTable
-from hedgerow.tables.multi.merged_names import legacy_names, merged_name
-from hedgerow.tables.multi.multi_type import MultiTypeTable
 from hedgerow.tables.optimizers import Sgd
 
 from .runner import Case
@@ -85,7 +83,7 @@ def name_of_merged_slots(case: Case) -> None:
     c = case.take(("slots", "merged"))
     assert merged_name(c["slots"]) == c["merged"]
     (group,) = MergedMultiTypeTable({slot: _config(1) for slot in c["slots"]}).groups
-    assert group.original_names[0] == c["merged"]
+    assert group.monolith_names[0] == c["merged"]
 
 
 @AREA.handles("sharding", "legacy_names")
@@ -94,4 +92,4 @@ def older_names_of_merged_slots(case: Case) -> None:
     assert merged_name(c["slots"]) == c["merged"]
     assert legacy_names(c["slots"]) == c["also_restore_from"]
     (group,) = MergedMultiTypeTable({slot: _config(1) for slot in c["slots"]}).groups
-    assert list(group.original_names) == [c["merged"], *c["also_restore_from"]]
+    assert list(group.monolith_names) == [c["merged"], *c["also_restore_from"]]

@@ -1,12 +1,12 @@
-"""Vectors of touched keys: the original's overflow as a named option, our rule beside it."""
+"""Vectors of touched keys: Monolith's overflow as a named option, our rule beside it."""
 
 from __future__ import annotations
 
 import torch
 
+from hedgerow.tables.changes import DEFAULT_CAPACITY
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.optimizers import Sgd
-from hedgerow.tables.touched import DEFAULT_CAPACITY
 
 from .runner import Case
 from .tables_area import AREA, one_segment

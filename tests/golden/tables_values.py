@@ -9,7 +9,7 @@ import torch
 
 from hedgerow import native
 from hedgerow.core.hashing import id64
-from hedgerow.ops import clip
+from hedgerow.monolith import gradient_rules
 from hedgerow.tables.compressors import Bf16, Compressor, FixedR8, Fp16, Fp32, OneBit
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
@@ -23,9 +23,8 @@ from hedgerow.tables.initializers import (
     Zeros,
 )
 from hedgerow.tables.layout import RowLayout
-from hedgerow.tables.optimizers import Sgd
-from hedgerow.tables.original import Adagrad
-from hedgerow.tables.schedules import Polynomial, rate_at
+from hedgerow.tables.monolith_rules import Adagrad
+from hedgerow.tables.optimizers import Polynomial, Sgd, rate_at
 
 from .runner import Case, take
 from .tables_area import AREA, close, make_table, one_segment, original
@@ -213,8 +212,8 @@ def _all_close(tensors: list[torch.Tensor], expected: list[Any]) -> None:
 @AREA.handles("clipping", "by_global_norm", scheme=True)
 def by_global_norm(case: Case) -> None:
     dense, sparse = _gradients(case, "dense"), _gradients(case, "sparse")
-    close(clip.global_norm([*dense, *sparse]), case.document["global_norm"], rtol=1e-9)
-    clipped = clip.clip_by_global_norm(dense, sparse, case.document["clip_norm"])
+    close(gradient_rules.global_norm([*dense, *sparse]), case.document["global_norm"], rtol=1e-9)
+    clipped = gradient_rules.clip_by_global_norm(dense, sparse, case.document["clip_norm"])
     _all_close([*clipped.dense, *clipped.sparse], case.value)
 
 
@@ -222,10 +221,10 @@ def by_global_norm(case: Case) -> None:
 def separately(case: Case) -> None:
     c = case.take(("dense_norm", "sparse_norm", "sparse_clip_norm", "dense", "sparse"))
     dense, sparse = _gradients(case, "dense"), _gradients(case, "sparse")
-    close(clip.global_norm(dense), c["dense_norm"], rtol=1e-9)
-    close(clip.global_norm(sparse), c["sparse_norm"], rtol=1e-9)
+    close(gradient_rules.global_norm(dense), c["dense_norm"], rtol=1e-9)
+    close(gradient_rules.global_norm(sparse), c["sparse_norm"], rtol=1e-9)
     limit = case.document["clip_norm"]
-    clipped = clip.clip_separately(dense, sparse, limit, c["sparse_clip_norm"])
+    clipped = gradient_rules.clip_separately(dense, sparse, limit, c["sparse_clip_norm"])
     _all_close(clipped.dense, c["dense"])
     _all_close(clipped.sparse, c["sparse"])
 
@@ -233,17 +232,17 @@ def separately(case: Case) -> None:
 @AREA.handles("clipping", "by_value", scheme=True)
 def by_value(case: Case) -> None:
     gradients = [*_gradients(case, "dense"), *_gradients(case, "sparse")]
-    _all_close(clip.clip_by_value(gradients, case.document["clip_norm"]), case.value)
+    _all_close(gradient_rules.clip_by_value(gradients, case.document["clip_norm"]), case.value)
 
 
 @AREA.handles("clipping", "by_norm", scheme=True)
 def by_norm(case: Case) -> None:
     gradients = [*_gradients(case, "dense"), *_gradients(case, "sparse")]
-    _all_close(clip.clip_by_norm(gradients, case.document["clip_norm"]), case.value)
+    _all_close(gradient_rules.clip_by_norm(gradients, case.document["clip_norm"]), case.value)
 
 
 @AREA.handles("clipping", "sparse_warmup")
 def sparse_warmup(case: Case) -> None:
     c = case.take(("step", "warmup", "value"))
-    limit = clip.warmed_up_limit(case.document["clip_norm"], c["step"], c["warmup"])
+    limit = gradient_rules.warmed_up_limit(case.document["clip_norm"], c["step"], c["warmup"])
     assert abs(limit - c["value"]) < 1e-12

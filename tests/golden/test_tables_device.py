@@ -44,7 +44,7 @@ def _marked(case: Case) -> object:
 
 def test_every_rule_has_a_case() -> None:
     seen = {case.value.get("optimizer") for case in CASES if isinstance(case.value, dict)}
-    assert seen >= LEARNS - {"Ftrl"}  # torch has none, so only the original's is in the vectors
+    assert seen >= LEARNS - {"Ftrl"}  # torch has none, so only Monolith's is in the vectors
     assert len(CASES) > 90
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hedgerow.kernels import evict, find, find_or_insert, pins
+from hedgerow.kernels import evict, find
 from hedgerow.kernels.layout import (
     ASSIGNED,
     BUSY,
@@ -57,7 +57,7 @@ def test_a_full_table_takes_and_hands_out_every_row_once(
         ids = pool[torch.randperm(len(pool), device=device)[:n]]
         kept = before[:100]
         if held:
-            pins.pin(table, find.find(table, kept))
+            evict.pin(table, find.find(table, kept))
         scores = torch.randint(1, 100, (n,), device=device)
         placed = evict.insert_and_evict(table, ids, scores, _rows(ids), call=call)
         codes = placed.codes.long().bincount(minlength=8).tolist()
@@ -76,7 +76,7 @@ def test_a_full_table_takes_and_hands_out_every_row_once(
         if held:
             slots = find.find(table, kept)
             assert bool((slots >= 0).all()), "a held row left"
-            pins.pin(table, slots, -1)
+            evict.pin(table, slots, -1)
             assert int(table.pins.abs().sum()) == 0
         before = after
     assert len(before) > 0.9 * BUCKETS * LANES
@@ -90,10 +90,10 @@ def test_readers_find_all_that_was_there_before(device: torch.device) -> None:
         ids = _ids(50_000, seed, device)
         old, new = ids[:10_000], ids[10_000:]
         never = _ids(10_000, seed + 1000, device)
-        slots, _ = find_or_insert.find_or_insert(table, old)
+        slots, _ = find.find_or_insert(table, old)
         torch.cuda.synchronize(device)
         with torch.cuda.stream(writing):
-            put = [find_or_insert.find_or_insert(table, part) for part in new.split(500)]
+            put = [find.find_or_insert(table, part) for part in new.split(500)]
         with torch.cuda.stream(reading):
             seen = [(find.find(table, old), find.find(table, never)) for _ in range(80)]
             late = [find.find(table, new) for _ in range(20)]

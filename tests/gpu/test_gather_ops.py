@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.ops import fused_gather, gather, reorder
+from hedgerow.monolith import gather_by_ids
+from hedgerow.ops import fused_gather, reorder
 
 from ..support import EXTREME_IDS
 
@@ -44,18 +45,18 @@ def test_vectors_by_id_and_their_gradients(device: torch.device) -> None:
     lists = [_ids(30), _ids(4)]
     tables = [torch.arange(3.0 * len(one)).reshape(-1, 3) / 8 for one in lists]
     queries = _ids(30).view(5, -1)
-    wanted, numbers = gather.map_id_to_embedding_plain(lists, tables, queries, True, False)
+    wanted, numbers = gather_by_ids.map_id_to_embedding_plain(lists, tables, queries, True, False)
     lengths = [len(one) for one in lists]
-    sums = gather.map_gradient_plain(wanted, numbers, lengths, True, False)
+    sums = gather_by_ids.map_gradient_plain(wanted, numbers, lengths, True, False)
     leaves = [table.to(device).requires_grad_() for table in tables]
     there = [one.to(device) for one in lists]
-    found = gather.map_id_to_embedding(there, leaves, queries.to(device))
+    found = gather_by_ids.map_id_to_embedding(there, leaves, queries.to(device))
     _same([wanted], [found.detach()])
     _same(sums, list(torch.autograd.grad(found, leaves, wanted.to(device))))
     with pytest.raises(ValueError, match="input holds 777"):
-        gather.find_rows(there, torch.tensor([777], device=device), validate=True)
+        gather_by_ids.find_rows(there, torch.tensor([777], device=device), validate=True)
     with pytest.raises(ValueError, match="is on cpu"):
-        gather.find_rows(lists, queries.to(device))
+        gather_by_ids.find_rows(lists, queries.to(device))
 
 
 def test_windows_and_their_gradients(device: torch.device) -> None:

@@ -20,7 +20,7 @@ import hedgerow as hr
 from hedgerow import native
 from hedgerow.launch.process_group import GroupSettings, process_group
 from hedgerow.nn.distribute import own_group
-from hedgerow.planner.problem.variant import Mode, Variant
+from hedgerow.planner.problem.options import Mode, Variant
 from hedgerow.routing.router import Router
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
 from hedgerow.sharding.exchange import Exchange

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from hedgerow.launch.gpu_options import GpuOptions
+from hedgerow.monolith.launch.gpu_options import GpuOptions
 
 
 def test_new_host_tensors_are_pinned_in_the_thread_that_asked() -> None:

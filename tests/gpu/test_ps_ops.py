@@ -7,19 +7,20 @@ import torch
 from torch import Tensor
 
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.fill import (
+from hedgerow.monolith.gather_by_ids import shard_of
+from hedgerow.monolith.offset_maps import (
     fill_with_offset_map,
     fill_with_offset_map_gradient,
     finalize_shared_tensor,
+    unique_key_with_offset_plain,
+    unique_key_with_value_and_offset,
 )
-from hedgerow.ops.ids import shard_of
 from hedgerow.ops.split import (
     ragged_split_by_indices,
     ragged_split_by_indices_plain,
     split_by_indices,
     split_by_indices_plain,
 )
-from hedgerow.ops.unique import unique_key_with_offset_plain, unique_key_with_value_and_offset
 
 DIMS, SHARDS = [3, 1, 4], 7
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hedgerow.kernels import find, find_or_insert, reference
+from hedgerow.kernels import find
 from hedgerow.kernels.layout import EMPTY, ERASED, KEYS, TAKEN, Arrays
 from hedgerow.tables import optimizers
 from hedgerow.tables.device import DeviceTable
+from tests.twins import kernels_table
 
 from ..kernels.cases import ODD_IDS
 from ..support import everything, host_table, table_config
@@ -52,7 +53,7 @@ def test_every_id_gets_one_slot(device: torch.device, distinct: int) -> None:
         pool = _pool(distinct, seed, device)
         which = torch.randint(distinct, (BATCH,), device=device)
         table = Arrays.make(BUCKETS, 1, device)
-        slots, new = find_or_insert.find_or_insert(table, pool[which])
+        slots, new = find.find_or_insert(table, pool[which])
         slot = _slot_of_each(which, slots, distinct)
         _check_keys(table, pool, slot)
         assert int(new.sum()) == int((slot >= 0).sum())
@@ -68,13 +69,13 @@ def test_an_id_is_refused_by_all_or_by_none_and_only_when_its_buckets_are_full(
         pool = _pool(distinct, seed, device)
         which = torch.cat([torch.randperm(distinct, device=device) for _ in range(300)])
         table = Arrays.make(BUCKETS, 1, device)
-        slots, new = find_or_insert.find_or_insert(table, pool[which])
+        slots, new = find.find_or_insert(table, pool[which])
         slot = _slot_of_each(which, slots, distinct)
         _check_keys(table, pool, slot)
         assert int(new.sum()) == int((slot >= 0).sum()) >= 1000
         lines = table.index[:BUCKETS, KEYS]
         full = (lines != EMPTY).all(dim=1).cpu()
-        first, second = reference.place(pool[slot < 0].cpu(), BUCKETS)
+        first, second = kernels_table.place(pool[slot < 0].cpu(), BUCKETS)
         assert bool((full[first] & full[second]).all()), "an id was refused although it had room"
 
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hedgerow.kernels import reference, sum_gradients
+from hedgerow.kernels import sum_gradients
 from hedgerow.kernels.layout import group
 from hedgerow.tables import initializers, optimizers
 from hedgerow.tables.device import DeviceTable
 from hedgerow.tables.multi.device_tables import DeviceTables
 from hedgerow.tables.store import TableKeys
+from tests.twins import kernels_table
 
 from ..support import everything, host_table, table_config
 from ..waiting import without_waiting
@@ -133,7 +134,7 @@ def test_one_id_may_fill_a_batch(device: torch.device) -> None:
     there = (ids.to(device), grads.to(device))
     grouped = group(there[0])
     sums, _ = sum_gradients.sum_gradients(grouped, there[1])
-    wanted, _ = reference.sum_gradients(group(ids), grads)
+    wanted, _ = kernels_table.sum_gradients(group(ids), grads)
     assert torch.equal(sums.cpu(), wanted)
     model = host_table(table.config)
     assert repr(table.apply_gradients(*there)) == repr(model.apply_gradients(ids, grads))

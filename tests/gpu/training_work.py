@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 import hedgerow as hr
-from hedgerow.data.batch import Batch
-from hedgerow.nn.collection import collections_of
+from hedgerow.data.source import Batch
+from hedgerow.nn.embedding_modules import collections_of
 
 BATCH, STEPS = 64, 12
 

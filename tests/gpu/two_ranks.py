@@ -10,7 +10,7 @@ import torch
 
 import hedgerow as hr
 from hedgerow.launch.process_group import end_process_group
-from hedgerow.nn.placing import job_device
+from hedgerow.nn.follow_plan import job_device
 
 from .training_work import batches, model, rows, step
 

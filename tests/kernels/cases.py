@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hedgerow.kernels import reference
-from hedgerow.kernels.coming import Coming
+from hedgerow.kernels.incoming_rows import IncomingRows
 from hedgerow.kernels.layout import EMPTY, ERASED, KEYS, LANES, TAKEN, TIMES, Arrays, FirstValues
+from tests.twins import kernels_table
 
 from ..support import EXTREME_IDS
 
@@ -48,7 +48,7 @@ def values(n: int, dim: int, seed: int) -> Tensor:
 def filled(buckets: int, dim: int, ids: Tensor, seed: int = 1, states: int = 0) -> Arrays:
     """A table on the CPU that holds those of `ids` for which there is room, by the twin."""
     table = Arrays.make(buckets, dim, torch.device("cpu"), states)
-    slots, _ = reference.find_or_insert(table, ids)
+    slots, _ = kernels_table.find_or_insert(table, ids)
     table.values[:, :dim] = values(len(table.values), dim, seed)
     table.values[:, dim : dim + states] = values(len(table.values), states, seed + 1).abs() % 0.9
     table.values[table.line(KEYS) == EMPTY] = 0.0
@@ -95,7 +95,7 @@ def check_placed(table: Arrays, ids: Tensor, slots: Tensor, new: Tensor) -> None
         born[id_] = born.get(id_, 0) + is_new
     content(table)
     for id_, slot in first_slot.items():
-        places = reference.places_of(table, id_)
+        places = kernels_table.places_of(table, id_)
         if slot < 0:
             assert all(int(keys[p]) not in (EMPTY, ERASED, id_) for p in places), f"{id_} had room"
         else:
@@ -106,11 +106,11 @@ def check_placed(table: Arrays, ids: Tensor, slots: Tensor, new: Tensor) -> None
 
 def coming_of(
     splits: Tensor, ids: Tensor, found: Tensor, rows: Tensor, states: Tensor, times: Tensor
-) -> Coming:
+) -> IncomingRows:
     """Rows in one piece, where the splits are."""
     shape = (len(splits) - 1, len(ids), rows.shape[1], states.shape[1])
-    words = torch.full((Coming.words_of(*shape),), -1, device=splits.device)
-    piece = Coming(words, *shape)
+    words = torch.full((IncomingRows.words_of(*shape),), -1, device=splits.device)
+    piece = IncomingRows(words, *shape)
     piece.cuts.copy_(splits)
     for part, given in zip(piece.parts(), (ids, found, rows, states, times), strict=True):
         part.copy_(given)

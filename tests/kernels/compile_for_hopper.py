@@ -67,23 +67,19 @@ def use_hopper() -> None:
 def every_kernel() -> None:
     """Each once, and each rule: as that of a narrow segment, whose rows have been placed."""
     from hedgerow.kernels import (
-        absent,
         apply,
         assign,
-        erase,
         find,
-        find_or_insert,
         first_values,
+        incoming_rows,
         leave,
         lookup,
-        mark,
         placement,
-        put_rows,
-        seat,
+        runs,
         step,
         sum_gradients,
     )
-    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, draws_of, group
+    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, RowSegment, draws_of, group
     from hedgerow.kernels.rules import RULES
 
     from .cases import coming_of
@@ -95,35 +91,37 @@ def every_kernel() -> None:
     counts, grouped = torch.zeros(3, dtype=torch.int64), group(ids)
     placement.place(ids, table.buckets)
     slots = find.find(table, ids, torch.tensor([9]))
-    find_or_insert.find_or_insert(table, ids)
+    find.find_or_insert(table, ids)
     first_values.first_values(ids, 7, FirstValues("truncated_normal", -0.1, 0.1, 7))
     lookup.gather(table, slots)
-    erase.erase(table, grouped)
+    assign.erase(table, grouped)
     sum_gradients.sum_gradients(grouped, torch.ones(100, 4))
     none = FirstValues("constant", 0.0, 0.0, 7)
-    parts = [Part(0, 4, dim, uniform, "sgd", NUMBERS)]
+    parts = [RowSegment(0, 4, dim, uniform, "sgd", NUMBERS)]
     for at, rule in enumerate(sorted(RULES - {"sgd"}), start=1):
-        parts.append(Part(4 * at, 4, dim, none, rule, NUMBERS))
+        parts.append(RowSegment(4 * at, 4, dim, none, rule, NUMBERS))
     rates = [0.1] * len(parts)
     apply.apply(wide, Grouped(ids, None), rows, counts, parts, rates, 5, slots)
     apply.apply(wide, grouped, rows, counts, parts[:1], rates[:1], 5, slots)
     several = Arrays.make_several([3, 4], dim, CPU, 3 * dim)
     splits = torch.tensor([0, 50, 100])
-    part = Part(0, dim, dim, uniform, "adam", NUMBERS, draws_of([uniform, uniform], CPU))
+    part = RowSegment(0, dim, dim, uniform, "adam", NUMBERS, draws_of([uniform, uniform], CPU))
     lookup.lookup(several, ids, rows, [part], None, splits)
     step.step(several, ids, rows, counts, [part], [0.1], 5, slots, None, splits)
-    seats = seat.seat(several, ids, slots, None, splits, insert=False)
-    uses = put_rows.Uses(seats, ids)
+    seats = runs.seat(several, ids, slots, None, splits, insert=False)
+    uses = incoming_rows.ArrivalCounts(seats, ids)
     coming = coming_of(splits, ids, usable, rows, torch.ones(100, 3 * dim), ids)
-    put_rows.put_rows(several, coming, uses, 5)
-    absent.absent(several, ids, splits, seats, 5, 100)
-    listing = absent.absent_slots(ids, slots, splits, 100)
-    absent.find_and_list(several, ids, splits, 100)
+    incoming_rows.put_rows(several, coming, uses, 5)
+    incoming_rows.absent(several, ids, splits, seats, 5, 100)
+    listing = incoming_rows.absent_slots(ids, slots, splits, 100)
+    incoming_rows.find_and_list(several, ids, splits, 100)
     lookup.read(several, slots, rows, splits)
-    put_rows.put_rows(several, coming, uses, 5, put_rows.Waiting(listing, slots, rows))
-    marks = seat.Marks(seats, usable, 5)
-    seat.seat(several, ids, slots, None, splits, insert=False, marks=marks)
-    mark.mark(seats, seats, usable, 5)
+    incoming_rows.put_rows(
+        several, coming, uses, 5, incoming_rows.WaitingBatch(listing, slots, rows)
+    )
+    marks = runs.Marks(seats, usable, 5)
+    runs.seat(several, ids, slots, None, splits, insert=False, marks=marks)
+    leave.mark(seats, seats, usable, 5)
     old = seats[:2].contiguous()
     how = {"room": 100, "buckets": 4, "limit": 9, "turn": 1}
     leave.oldest(several, seats, ids, sample=1 << 14)
@@ -139,7 +137,7 @@ def every_kernel() -> None:
 
 def features(several: Any, part: Any, ids: torch.Tensor, poolings: list[Any]) -> None:
     """All features of two tables: forward, and gradients where autograd left them."""
-    from hedgerow.kernels import output_gradients, pool_features, spread, step
+    from hedgerow.kernels import output_gradients, pool_features, step
 
     dim, tables = several.dim, [0, 1, 1][: len(poolings)]
     found = pool_features.Features.of(several, [part], tables, list(range(len(tables))), poolings)
@@ -150,14 +148,14 @@ def features(several: Any, part: Any, ids: torch.Tensor, poolings: list[Any]) ->
     known = output_gradients.OutputGradients.of(
         grads, pooled.at, len(ids), dim, found.largest, torch.tensor
     )
-    spread.spread(known, 0, 100)
+    pool_features.spread(known, 0, 100)
     counts, splits = torch.zeros(2, 3, dtype=torch.int64), torch.tensor([0, 50, 100])
     step.step(several, ids, known, counts, [part], [0.1], 5, pooled.slots, None, splits)
 
 
 def known_rows(several: Any, ids: torch.Tensor) -> None:
     """Bags of two tables whose slots are known, and gradients of some of their ids."""
-    from hedgerow.kernels import output_gradients, pool_features, spread
+    from hedgerow.kernels import output_gradients, pool_features
 
     poolings: list[Any] = ["mean", ("first", 3), "max"]
     found = pool_features.Features.of(several, [], [0, 1, 1], [0, 1, 2], poolings)
@@ -171,56 +169,54 @@ def known_rows(several: Any, ids: torch.Tensor) -> None:
     given = output_gradients.OutputGradients.of(
         grads, pooled.at, len(ids), several.dim, found.largest, torch.tensor
     )
-    spread.spread_at(given, ids)
+    pool_features.spread_at(given, ids)
 
 
 def rare_verbs(
     wide: Any, grouped: Any, rows: torch.Tensor, usable: torch.Tensor, counts: Any, part: Any
 ) -> None:
-    from hedgerow.kernels import apply_each, assign_add, count_ids, draws
+    from hedgerow.kernels import admission, apply, assign
     from hedgerow.kernels.layout import Cells
 
     ids, starts = grouped.ids, torch.ones(64)
-    assign_add.assign_add(wide, grouped, rows, usable, rows, starts, counts, 5, None, ids)
+    assign.assign_add(wide, grouped, rows, usable, rows, starts, counts, 5, None, ids)
     each = dataclasses.replace(part, rule="row_adagrad")
-    apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)
-    draws.draws(ids, ids, 7, 3)
+    apply.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)
+    admission.draws(ids, ids, 7, 3)
     filter_ = Cells.make(1000, 5, 255, CPU)
-    count_ids.counts_of(filter_, ids, usable, 3)
-    count_ids.add_counts(filter_, ids, usable, ids, 3)
+    admission.counts_of(filter_, ids, usable, 3)
+    admission.add_counts(filter_, ids, usable, ids, 3)
 
 
 def all_slots(table: Any, ids: torch.Tensor, rows: torch.Tensor) -> None:
-    from hedgerow.kernels import evict, find_or_insert, pins, rehash, select
+    from hedgerow.kernels import evict, find, slots
     from hedgerow.kernels.layout import Arrays
 
-    find_or_insert.exchange(table, ids, rows)
+    find.exchange(table, ids, rows)
     held = Arrays.make(8, 64, CPU, scored=True, pinned=True)
     evict.insert_and_evict(held, ids, ids, rows, call=1, mode="use")
     for mode in ("assign", "use"):
-        pins.touch(held, ids, ids, mode)
-    pins.pin(held, ids)
-    select.select(held)
-    select.erase_if(held)
-    rehash.rehash(held, held)
+        evict.touch(held, ids, ids, mode)
+    evict.pin(held, ids)
+    slots.select(held)
+    slots.erase_if(held)
+    slots.rehash(held, held)
 
 
 def other_forms() -> None:
     """The kernels for other rows, rules and numbers of tables: what differs is compiled anew."""
     from hedgerow.kernels import (
-        absent,
         apply,
-        apply_each,
         evict,
-        find_or_insert,
+        find,
         first_values,
+        incoming_rows,
         lookup,
-        put_rows,
-        seat,
+        runs,
         step,
         sum_gradients,
     )
-    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, draws_of, group
+    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, RowSegment, draws_of, group
     from hedgerow.kernels.rules import RULES
 
     from .cases import coming_of
@@ -236,32 +232,34 @@ def other_forms() -> None:
     lookup.lookup(table, ids, rows)
     sum_gradients.sum_gradients(grouped, rows)
     for rule in sorted(RULES):
-        part = Part(0, dim, dim, uniform, rule, NUMBERS)
+        part = RowSegment(0, dim, dim, uniform, rule, NUMBERS)
         apply.apply(wide, grouped, rows, counts, [part], [0.1], 5, slots)
-    halves = [Part(k, dim // 2, dim, uniform, "sgd", NUMBERS) for k in (0, dim // 2)]
+    halves = [RowSegment(k, dim // 2, dim, uniform, "sgd", NUMBERS) for k in (0, dim // 2)]
     apply.apply(wide, Grouped(ids, None), rows, counts, halves, [0.1, 0.1], 5)
     step.step(wide, ids, rows, counts, halves, [0.1, 0.1], 5, slots)
     several, splits = Arrays.make_several([3, 4], dim, CPU, 3 * dim), torch.tensor([0, 50, 100])
-    find_or_insert.find_or_insert(several, ids, splits)
+    find.find_or_insert(several, ids, splits)
     for alone in (False, True):
         if alone:  # a group of one table
             several, splits = Arrays.make_several([7], dim, CPU, 3 * dim), torch.tensor([0, 100])
-        seats = seat.seat(several, ids, slots, None, splits, insert=False)
-        absent.absent(several, ids, splits, seats, 5)
-        listing = absent.absent_slots(ids, slots, splits)
-        absent.find_and_list(several, ids, splits)
+        seats = runs.seat(several, ids, slots, None, splits, insert=False)
+        incoming_rows.absent(several, ids, splits, seats, 5)
+        listing = incoming_rows.absent_slots(ids, slots, splits)
+        incoming_rows.find_and_list(several, ids, splits)
         lookup.read(several, slots, rows, splits)
-        uses = put_rows.Uses(seats, ids)
+        uses = incoming_rows.ArrivalCounts(seats, ids)
         coming = coming_of(splits, ids, usable, rows, torch.ones(100, 3 * dim), ids)
         for out in (None, rows):
-            put_rows.put_rows(several, coming, uses, 5, put_rows.Waiting(listing, slots, out))
-    marked = Part(0, dim, dim, uniform, "adam", NUMBERS, draws_of([uniform], CPU))
+            incoming_rows.put_rows(
+                several, coming, uses, 5, incoming_rows.WaitingBatch(listing, slots, out)
+            )
+    marked = RowSegment(0, dim, dim, uniform, "adam", NUMBERS, draws_of([uniform], CPU))
     step.step(several, ids, rows, counts, [marked], [0.1], 5, slots, None, splits)
     for rule in ("ftrl", "torch_adam"):  # states of a value, of both a value and a row
-        each = Part(0, dim, dim, uniform, rule, NUMBERS)
-        apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)
+        each = RowSegment(0, dim, dim, uniform, rule, NUMBERS)
+        apply.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)
     several = Arrays.make_several([3, 4], dim, CPU, 3 * dim)
-    shared = Part(0, dim, dim, uniform, "adam", NUMBERS, draws_of([uniform, uniform], CPU))
+    shared = RowSegment(0, dim, dim, uniform, "adam", NUMBERS, draws_of([uniform, uniform], CPU))
     borders = torch.tensor([0, 50, 100])
     lookup.lookup_features(several, several.spans, ids, rows, [shared], borders, 50)
     features(several, shared, ids, ["sum", "sum"])

@@ -10,14 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hedgerow.kernels import (
-    reference,
-    reference_admission,
-    reference_features,
-    reference_ops,
-    reference_tiers,
-    reference_verbs,
-)
+from tests.twins import kernels_features, kernels_ops, kernels_table, kernels_tiers
 
 ROOT = Path(__file__).parents[2]
 # Keys that a thread loads while others swap: 2 lines of 16 keys a row, over the threads. Any other
@@ -39,12 +32,12 @@ READING_AS_MUCH = {"_counts_of": 2 * 32 * 16 // 128}  # the same search, without
 TWINS = {
     f"_{name}"
     for file in (
-        reference,
-        reference_admission,
-        reference_features,
-        reference_ops,
-        reference_tiers,
-        reference_verbs,
+        kernels_table,
+        kernels_table,
+        kernels_features,
+        kernels_ops,
+        kernels_tiers,
+        kernels_table,
     )
     for name in file.__all__
 } - {"_find_and_list", "_read", "_lookup_features", "_spread_at"}  # forms of other kernels

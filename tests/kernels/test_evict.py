@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hedgerow.core.errors import InputError
-from hedgerow.kernels import erase, evict, find, pins, reference, reference_evict
+from hedgerow.kernels import assign, evict, find
 from hedgerow.kernels.layout import (
     AHEAD,
     ASSIGNED,
@@ -25,16 +25,17 @@ from hedgerow.kernels.layout import (
     Arrays,
     Grouped,
 )
+from tests.twins import kernels_eviction, kernels_table
 
 from .cases import content, moved, same_bits, some_ids, values
 
 CPU = torch.device("cpu")
-OURS = {"evict": evict, "find": find, "erase": erase, "pin": pins}
+OURS = {"evict": evict, "find": find, "erase": assign, "pin": evict}
 TWINS: dict[str, ModuleType] = {
-    "evict": reference_evict,
-    "find": reference,
-    "erase": reference,
-    "pin": reference_evict,
+    "evict": kernels_eviction,
+    "find": kernels_table,
+    "erase": kernels_table,
+    "pin": kernels_eviction,
 }
 ONE = 1 << FRACTION  # the weight of a use, with no half-life passed
 MODES = ("assign", "use")
@@ -85,7 +86,7 @@ def test_traces_give_codes_slots_victims_and_scores_of_the_twin(
     pool = some_ids(26 * buckets, seed=buckets)
     model = Arrays.make(buckets, 3, CPU, scored=mode == "use", pinned=True)
     first = pool[: 13 * buckets]  # nearly full from the start
-    reference_evict.insert_and_evict(model, first, first * 0, call=2**15 - 1, mode=mode)
+    kernels_eviction.insert_and_evict(model, first, first * 0, call=2**15 - 1, mode=mode)
     ours = moved(model, device)
     seen: set[int] = set()
     for number in range(verbs):
@@ -117,7 +118,7 @@ def test_a_call_keeps_what_it_has_put_or_found_and_counts_the_rest(
     new = torch.cat([old[there][:10], others[:54]])
     if held:
         pinned = find.find(table, old[there][10:20])
-        pins.pin(table, pinned)
+        evict.pin(table, pinned)
     rows = values(64, 2, seed=3).to(device)
     before = content(moved(table, CPU))
     used = torch.tensor([60], device=device)
@@ -142,7 +143,7 @@ def test_a_call_keeps_what_it_has_put_or_found_and_counts_the_rest(
 
 def test_tables_without_pins_say_so() -> None:
     with pytest.raises(InputError, match="pinned=True"):
-        pins.pin(Arrays.make(1, 1, CPU), torch.tensor([0]))
+        evict.pin(Arrays.make(1, 1, CPU), torch.tensor([0]))
 
 
 def test_a_use_weighs_twice_as_much_as_one_a_half_life_before(device: torch.device) -> None:
@@ -153,10 +154,10 @@ def test_a_use_weighs_twice_as_much_as_one_a_half_life_before(device: torch.devi
     evict.insert_and_evict(table, ids, ones * 0, call=1, mode="use")
     slots = find.find(table, ids)
     for _ in range(7):
-        pins.touch(table, slots[:1], ones[:1] * ONE, "use")
+        evict.touch(table, slots[:1], ones[:1] * ONE, "use")
     assert table.read(SCORES, slots[:1]).tolist() == [3 * ONE + ONE * 3 // 4]  # 1.75 * 2^2
     now = 4 * ONE  # the weight of a use after three half-lives
-    pins.touch(table, slots[1:], ones[1:] * now, "use")
+    evict.touch(table, slots[1:], ones[1:] * now, "use")
     top = now + AHEAD
     new = evict.insert_and_evict(table, ids[:1] + 99, ones[:1] * now, call=2, mode="use", top=top)
     assert (new.codes.tolist(), new.victims.tolist()) == ([EVICTED], [0])

@@ -10,17 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.kernels import (
-    find_or_insert,
-    lookup,
-    pool_features,
-    reference_features,
-    spread,
-    step,
-)
-from hedgerow.kernels.layout import PIECE, Arrays, FirstValues, Part, draws_of
+from hedgerow.kernels import find, lookup, pool_features, step
+from hedgerow.kernels.layout import PIECE, Arrays, FirstValues, RowSegment, draws_of
 from hedgerow.kernels.output_gradients import DENSE, STRIDED, OutputGradients
 from hedgerow.kernels.pool_features import Features, Known
+from tests.twins import kernels_features
 
 from .cases import content, moved, same_bits, some_ids, values
 from .test_step import _alone
@@ -30,24 +24,24 @@ FIRSTS = [FirstValues("uniform", -0.1 * k, 0.3, seed=2**63 + k) for k in range(1
 
 
 def test_twins_have_the_arguments_of_their_kernels() -> None:
-    for name in reference_features.__all__:
-        owner: Any = next(x for x in (pool_features, spread, lookup) if hasattr(x, name))
-        twin = getattr(reference_features, name)
+    for name in kernels_features.__all__:
+        owner: Any = next(x for x in (pool_features, pool_features, lookup) if hasattr(x, name))
+        twin = getattr(kernels_features, name)
         assert inspect.signature(getattr(owner, name)) == inspect.signature(twin), name
 
 
-def _tables(dim: int, ids: Tensor, cuts: Tensor) -> tuple[Arrays, Part]:
+def _tables(dim: int, ids: Tensor, cuts: Tensor) -> tuple[Arrays, RowSegment]:
     """Three alike tables that hold some of these ids, the odd ones among them."""
     several = Arrays.make_several([3, 5, 2], dim, CPU, dim)
-    find_or_insert.find_or_insert(several, ids, cuts)
+    find.find_or_insert(several, ids, cuts)
     several.values.copy_(values(len(several.values), several.stride, 3))
     several.values[:, dim:].abs_()
     several.write(1, several.taken().nonzero()[:, 0], 0)
-    numbers = Part.numbers_of([0.01, 1e-3], [0.25], CPU)
-    return several, Part(0, dim, dim, FIRSTS[0], "adagrad", numbers, draws_of(FIRSTS, CPU))
+    numbers = RowSegment.numbers_of([0.01, 1e-3], [0.25], CPU)
+    return several, RowSegment(0, dim, dim, FIRSTS[0], "adagrad", numbers, draws_of(FIRSTS, CPU))
 
 
-def _there(table: Arrays, part: Part, device: torch.device) -> tuple[Arrays, Part]:
+def _there(table: Arrays, part: RowSegment, device: torch.device) -> tuple[Arrays, RowSegment]:
     assert table.spans is not None
     assert part.draws is not None
     moved_part = replace(part, numbers=part.numbers.to(device), draws=part.draws.to(device))
@@ -113,7 +107,7 @@ def test_vectors_and_gradients_are_those_of_the_twins(
     there, own = _there(table, part, device)
     for parts in ([], [part]):
         features = Features.of(table, parts, tables, places, poolings)
-        model = reference_features.pool_features(
+        model = kernels_features.pool_features(
             table, features, keys, offsets, shifts, samples, weights, parts
         )
         ours = pool_features.pool_features(
@@ -134,13 +128,13 @@ def test_vectors_and_gradients_are_those_of_the_twins(
             lambda numbers: torch.tensor(numbers, device=device),
         )
         assert our_grads.form == (DENSE if dim % 4 == 0 and form == DENSE else STRIDED)
-        wanted = reference_features.spread(model_grads, 2, len(keys) - 1)
-        found = spread.spread(our_grads, 2, len(keys) - 1)
+        wanted = kernels_features.spread(model_grads, 2, len(keys) - 1)
+        found = pool_features.spread(our_grads, 2, len(keys) - 1)
         assert torch.equal(found.cpu(), wanted)
         some = torch.tensor([5, 0, 3, 5])
         assert torch.equal(
-            spread.spread_at(our_grads, some.to(device)).cpu(),
-            reference_features.spread_at(model_grads, some),
+            pool_features.spread_at(our_grads, some.to(device)).cpu(),
+            kernels_features.spread_at(model_grads, some),
         )
 
 
@@ -161,7 +155,7 @@ def test_rows_at_known_slots_are_pooled_without_a_search(
     rows_there = None if rows is None else rows.to(device)
     shifts = torch.zeros(3, dtype=torch.int64)
     features = Features.of(table, [], tables, [0, 1, 2], poolings)
-    model = reference_features.pool_features(
+    model = kernels_features.pool_features(
         *(table, features, ids, offsets, shifts, samples, None, []), Known(slots, rows)
     )
     ours = pool_features.pool_features(
@@ -187,7 +181,7 @@ def test_rows_of_features_are_those_of_the_twin(device: torch.device, room: int 
     assert own.draws is not None
     wanted, found = torch.empty(20, 4), torch.empty(20, 4, device=device)
     feature_part = replace(part, draws=part.draws[owners])
-    model = reference_features.lookup_features(
+    model = kernels_features.lookup_features(
         table, table.spans[owners], missing, wanted, [feature_part], borders, room
     )
     ours = lookup.lookup_features(
@@ -223,7 +217,7 @@ def test_a_step_reads_gradients_where_they_are(device: torch.device, numbered: b
         *([grad.to(device) for grad in grads], pooled.at, 800, dim, [-1, -1]),
         lambda numbers: torch.tensor(numbers, device=device),
     )
-    flat = spread.spread(where, 0, 800)
+    flat = pool_features.spread(where, 0, 800)
     for given in (where, flat):
         here, mine = _there(table, part, device)
         wide = torch.zeros(3, 5, dtype=torch.int64, device=device)

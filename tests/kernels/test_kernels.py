@@ -10,26 +10,16 @@ import pytest
 import torch
 
 from hedgerow.kernels import (
+    admission,
     apply,
-    apply_each,
     assign,
-    assign_add,
-    count_ids,
-    draws,
-    erase,
     find,
-    find_or_insert,
     first_values,
     layout,
     lookup,
     placement,
     pool_features,
-    reference,
-    reference_admission,
-    reference_features,
-    reference_verbs,
     rules,
-    spread,
     sum_gradients,
     toolchain,
 )
@@ -40,11 +30,12 @@ from hedgerow.kernels.layout import (
     Arrays,
     FirstValues,
     Grouped,
-    Part,
+    RowSegment,
     group,
 )
-from hedgerow.kernels.reference_rules import RULES
-from hedgerow.native.reference_values import first_row
+from tests.twins import kernels_features, kernels_table
+from tests.twins.kernels_table import RULES
+from tests.twins.native_values import first_row
 
 from .cases import (
     FIRST_VALUES,
@@ -61,12 +52,12 @@ from .cases import (
 
 CPU = torch.device("cpu")
 FILES = (
-    *(apply, assign, erase, find, find_or_insert, first_values, lookup, placement, sum_gradients),
-    *(apply_each, assign_add, count_ids, draws, pool_features, spread),
+    *(apply, assign, assign, find, find, first_values, lookup, placement, sum_gradients),
+    *(apply, assign, admission, admission, pool_features, pool_features),
 )
 TWINS = {
     name: getattr(file, name)
-    for file in (reference, reference_admission, reference_features, reference_verbs)
+    for file in (kernels_table, kernels_table, kernels_features, kernels_table)
     for name in file.__all__
 }
 
@@ -103,7 +94,7 @@ def test_every_thread_of_a_writing_kernel_has_a_key_of_its_own() -> None:
 @pytest.mark.parametrize("buckets", [1, 2, 3, 1000, 2**27 - 1])
 def test_ids_are_placed_in_two_different_buckets(device: torch.device, buckets: int) -> None:
     ids = some_ids(150, seed=buckets)
-    ours, model = placement.place(ids.to(device), buckets), reference.place(ids, buckets)
+    ours, model = placement.place(ids.to(device), buckets), kernels_table.place(ids, buckets)
     for got, wanted in zip(ours, model, strict=True):
         same_bits(got, wanted)
         assert 0 <= int(got.min()) <= int(got.max()) < buckets
@@ -112,7 +103,7 @@ def test_ids_are_placed_in_two_different_buckets(device: torch.device, buckets: 
 
 def test_placement_spreads_arithmetic_progressions() -> None:
     for stride in (1, 2, 16, 4096, 2**20, 2**33, 2**52):
-        first, second = reference.place(torch.arange(4096) * stride, 256)
+        first, second = kernels_table.place(torch.arange(4096) * stride, 256)
         for bucket in (first, second):
             assert int(bucket.bincount(minlength=256).max()) < 45  # 16 expected
 
@@ -125,7 +116,7 @@ def test_find_gives_the_slots_of_the_twin(device: torch.device, buckets: int) ->
         there = None if used is None else used.to(device)
         same_bits(
             find.find(moved(table, device), ids.to(device), there),
-            reference.find(table, ids, used),
+            kernels_table.find(table, ids, used),
         )
 
 
@@ -143,7 +134,7 @@ def test_ids_inserted_together_get_one_slot_each(
     taken = 0
     for seed in range(2):
         ids = some_ids(100, seed, distinct)
-        slots, new = find_or_insert.find_or_insert(table, ids.to(device))
+        slots, new = find.find_or_insert(table, ids.to(device))
         check_placed(table, ids, slots, new)
         taken += int(new.sum())
         same_bits(find.find(table, ids.to(device)), slots.cpu())
@@ -155,8 +146,8 @@ def test_ids_inserted_one_by_one_get_the_slots_of_the_twin(device: torch.device)
     model = filled(2, 1, ids[:22])  # two home lanes are left, then both buckets in turn
     ours = moved(model, device)
     for id_ in ids[20:]:
-        slots, new = find_or_insert.find_or_insert(ours, id_.view(1).to(device))
-        wanted, is_new = reference.find_or_insert(model, id_.view(1))
+        slots, new = find.find_or_insert(ours, id_.view(1).to(device))
+        wanted, is_new = kernels_table.find_or_insert(model, id_.view(1))
         assert (slots.tolist(), new.tolist()) == (wanted.tolist(), is_new.tolist())
     same_bits(ours.line(KEYS), model.line(KEYS))
 
@@ -167,8 +158,8 @@ def test_rows_are_exchanged_with_those_of_ids_that_were_there(device: torch.devi
     ours, mine = moved(model, device), rows.to(device)
     for at in range(0, 40, 8):  # call by call: which of several ids gets the last place is open
         part = slice(at, at + 1) if at >= 24 else slice(at, at + 8)
-        slots, new = find_or_insert.exchange(ours, ids[part].to(device), mine[part])
-        wanted, is_new = reference_verbs.exchange(model, ids[part], rows[part])
+        slots, new = find.exchange(ours, ids[part].to(device), mine[part])
+        wanted, is_new = kernels_table.exchange(model, ids[part], rows[part])
         assert new.tolist() == is_new.tolist()
         assert (slots >= 0).tolist() == (wanted >= 0).tolist()
         same_bits(mine[part], rows[part])
@@ -184,14 +175,14 @@ def test_erased_places_are_taken_again_and_do_not_end_a_search(device: torch.dev
     for _ in range(3):
         gone = ids[torch.randint(len(ids), (12,), generator=random)]
         grouped, on_cpu = _grouped(gone, device)
-        erased = erase.erase(ours, grouped, torch.tensor([11], device=device))
-        same_bits(erased, reference.erase(model, on_cpu, torch.tensor([11])))
+        erased = assign.erase(ours, grouped, torch.tensor([11], device=device))
+        same_bits(erased, kernels_table.erase(model, on_cpu, torch.tensor([11])))
         assert bool(erased.any())
         same_bits(ours.line(KEYS), model.line(KEYS))
-        same_bits(find.find(ours, ids.to(device)), reference.find(model, ids))
+        same_bits(find.find(ours, ids.to(device)), kernels_table.find(model, ids))
         for id_ in ids[torch.randint(len(ids), (4,), generator=random)]:
-            slots, new = find_or_insert.find_or_insert(ours, id_.view(1).to(device))
-            taken, is_new = reference.find_or_insert(model, id_.view(1))
+            slots, new = find.find_or_insert(ours, id_.view(1).to(device))
+            taken, is_new = kernels_table.find_or_insert(model, id_.view(1))
             assert (slots.tolist(), new.tolist()) == (taken.tolist(), is_new.tolist())
     content(ours)
 
@@ -200,7 +191,7 @@ def test_the_swap_compares_all_64_bits(device: torch.device) -> None:
     """A bare literal as its operand would be taken as 32 bits."""
     table = Arrays.make(1, 1, device)
     table.index[0, KEYS, 0] = EMPTY ^ (1 << 40)
-    slots, new = find_or_insert.find_or_insert(table, torch.tensor([9], device=device))
+    slots, new = find.find_or_insert(table, torch.tensor([9], device=device))
     assert (slots.tolist(), new.tolist()) == ([1], [True])
     assert table.line(KEYS)[:2].tolist() == [EMPTY ^ (1 << 40), 9]
 
@@ -212,7 +203,7 @@ def test_first_values_are_those_of_the_core(
 ) -> None:
     ids = some_ids(20, seed=dim)
     ours = first_values.first_values(ids.to(device), dim, first)
-    same_bits(ours, reference.first_values(ids, dim, first))
+    same_bits(ours, kernels_table.first_values(ids, dim, first))
     for id_, row in zip(ids[:3].tolist(), ours[:3], strict=True):
         core = first_row(first.kind, first.a, first.b, first.seed, id_, 0, dim)
         same_bits(row, torch.from_numpy(core))
@@ -221,8 +212,8 @@ def test_first_values_are_those_of_the_core(
 def test_a_truncated_draw_is_repeated_where_it_lies_beyond_two_deviations() -> None:
     ids = torch.arange(200)
     first = FirstValues("normal", 0.0, 1.0, seed=3)
-    plain = reference.first_values(ids, 8, first)
-    cut = reference.first_values(ids, 8, FirstValues("truncated_normal", 0.0, 1.0, seed=3))
+    plain = kernels_table.first_values(ids, 8, first)
+    cut = kernels_table.first_values(ids, 8, FirstValues("truncated_normal", 0.0, 1.0, seed=3))
     assert int((plain.abs() > 2).sum()) > 20
     assert torch.equal((plain != cut), plain.abs() > 2)
     assert float(cut.abs().max()) <= 2
@@ -233,14 +224,14 @@ def test_rows_are_gathered_and_looked_up(device: torch.device, dim: int) -> None
     ids = some_ids(37, seed=dim)
     table = filled(4, dim, ids[:20])
     ours = moved(table, device)
-    slots = reference.find(table, ids)
-    same_bits(lookup.gather(ours, slots.to(device)), reference.gather(table, slots))
+    slots = kernels_table.find(table, ids)
+    same_bits(lookup.gather(ours, slots.to(device)), kernels_table.gather(table, slots))
     for parts in ((), _parts(dim)):
         for used in (None, torch.tensor([30])):
             there = None if used is None else used.to(device)
             out, wanted = torch.full((37, dim), 9.0, device=device), torch.empty(37, dim)
             got = lookup.lookup(ours, ids.to(device), out, parts, there)
-            same_bits(got, reference.lookup(table, ids, wanted, parts, used))
+            same_bits(got, kernels_table.lookup(table, ids, wanted, parts, used))
             same_bits(out, wanted)
 
 
@@ -259,7 +250,7 @@ def test_gradients_of_equal_ids_are_added_in_input_order(
     limit = None if used is None else torch.tensor([used])
     there = None if limit is None else limit.to(device)
     sums, counts = sum_gradients.sum_gradients(ours, grads.to(device), there)
-    wanted, occurrences = reference.sum_gradients(model, grads, limit)
+    wanted, occurrences = kernels_table.sum_gradients(model, grads, limit)
     same_bits(counts, occurrences)
     same_bits(sums, wanted)
     if used is None:
@@ -277,7 +268,7 @@ def test_ids_with_many_occurrences_are_added_in_pieces(
     if toolchain.interpreted():  # adds them one by one: of shorter pieces there is less to add
         piece = 16
         monkeypatch.setattr(sum_gradients, "PIECE", toolchain.tl.constexpr(piece))
-        for file in (layout, reference):
+        for file in (layout, kernels_table):
             monkeypatch.setattr(file, "PIECE", piece)
     sizes = [3, piece + 1, piece, 2 * piece + 5]
     ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -290,8 +281,8 @@ def test_ids_with_many_occurrences_are_added_in_pieces(
     whole = sum_gradients.sum_gradients(ours, grads.to(device), used.to(device))
     assert whole[1][whole[1] > 0].tolist() == sizes
     for got, wanted in (
-        *zip(pieces, reference.sum_pieces(model, grads, used), strict=True),
-        *zip(whole, reference.sum_gradients(model, grads, used), strict=True),
+        *zip(pieces, kernels_table.sum_pieces(model, grads, used), strict=True),
+        *zip(whole, kernels_table.sum_gradients(model, grads, used), strict=True),
     ):
         same_bits(got, wanted)
 
@@ -305,7 +296,7 @@ def test_the_device_groups_equal_ids_as_the_cpu_does(device: torch.device) -> No
 
 def _parts(
     dim: int, rule: str = "sgd", device: torch.device | None = None, counted: int = 0
-) -> list[Part]:
+) -> list[RowSegment]:
     """Two segments of different kinds if there is room for them; settings between 0 and 1.
 
     `counted`: what Adam's bias corrections count, the last of its settings.
@@ -314,13 +305,13 @@ def _parts(
     starts = [0.25, 0.0, 0.0 if counts else 0.5, 0.0 if counts else 0.75]
     settings = [0.9, 0.1, 0.99, 0.01, 1e-3, 0.02, 0.0, float(counted)]
     table = layout.drifts(0.9, 0.99) if rule == "dense_adam" else ()
-    numbers = Part.numbers_of(settings, starts, device or CPU, table)
+    numbers = RowSegment.numbers_of(settings, starts, device or CPU, table)
     bell = FirstValues("normal", 0.1, 0.5, UNIFORM.seed)
     cuts = [0, dim // 3, dim] if dim > 2 else [0, dim]
     _, by_value, by_row = RULES[rule]
     made, state = [], dim
     for first, (start, stop) in zip((UNIFORM, bell), pairwise(cuts), strict=False):
-        made.append(Part(start, stop - start, state, first, rule, numbers))
+        made.append(RowSegment(start, stop - start, state, first, rule, numbers))
         state += by_value * (stop - start) + by_row
     return made
 
@@ -356,7 +347,7 @@ def test_a_step_gives_the_rows_of_the_twin(
         model.values[:, part.state + 2 * part.dim] = torch.arange(len(model.values)) % 9  # steps
     ours = moved(model, device)
     grouped, on_cpu = _grouped(ids, device)
-    slots = reference.find(model, ids) if with_slots else None
+    slots = kernels_table.find(model, ids) if with_slots else None
     limit = None if used is None else torch.tensor([used])
     counts = torch.zeros(3, dtype=torch.int64)
     done = counts.clone().to(device)
@@ -368,7 +359,7 @@ def test_a_step_gives_the_rows_of_the_twin(
             used=None if limit is None else limit.to(device),
         )
         parts = _parts(dim, rule)
-        reference.apply(model, on_cpu, grads, counts, parts, rates, 17, slots, limit)
+        kernels_table.apply(model, on_cpu, grads, counts, parts, rates, 17, slots, limit)
     assert done.tolist() == counts.tolist()
     if rule == "row_adagrad" and dim > 1:
         _close_rows(ours, model)
@@ -392,7 +383,7 @@ def test_adams_corrections_follow_the_step_as_in_the_twin(
     done, rates = counts.clone().to(device), [0.05, 0.02]
     parts, there = _parts(7, rule, None, counted), _parts(7, rule, device, counted)
     apply.apply(ours, grouped, grads.to(device), done, there, rates, 17, at_step=at_step)
-    reference.apply(model, on_cpu, grads, counts, parts, rates, 17, at_step=at_step)
+    kernels_table.apply(model, on_cpu, grads, counts, parts, rates, 17, at_step=at_step)
     assert done.tolist() == counts.tolist()
     _same_rows(ours, model, all_fit=True)
 
@@ -419,7 +410,7 @@ def test_dense_adam_makes_up_for_missed_updates_as_one_by_one(
     parts, there = (_parts(7, "dense_adam", where, 1) for where in (None, device))
     for step in (at_step, at_step + 1):
         apply.apply(ours, grouped, grads.to(device), done, there, rates, 17, at_step=step)
-        reference.apply(model, on_cpu, grads, counts, parts, rates, 17, at_step=step)
+        kernels_table.apply(model, on_cpu, grads, counts, parts, rates, 17, at_step=step)
     assert done.tolist() == counts.tolist()
     got, wanted = content(ours), content(model)
     assert got.keys() == wanted.keys()
@@ -445,7 +436,7 @@ def test_ids_that_all_differ_need_no_order(device: torch.device, stamp: bool) ->
         *(_parts(5, "adagrad", device), [0.1, 0.1], 4, None, used.to(device)),
         stamp=stamp,
     )
-    reference.apply(
+    kernels_table.apply(
         *(model, Grouped(ids, None), grads, counts, _parts(5, "adagrad"), [0.1, 0.1], 4, None),
         used,
         stamp=stamp,
@@ -496,6 +487,6 @@ def test_the_last_usable_row_of_equal_ids_is_assigned(
     assign.assign(
         *(ours, grouped, rows.to(device), usable.to(device), starts.to(device), done, 4, there)
     )
-    reference.assign(model, on_cpu, rows, usable, starts, counts, 4, limit)
+    kernels_table.assign(model, on_cpu, rows, usable, starts, counts, 4, limit)
     assert done.tolist() == counts.tolist()
     _same_rows(ours, model, all_fit=buckets > 1)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.kernels import find, find_or_insert, leave, reference, reference_tiers
+from hedgerow.kernels import find, leave
 from hedgerow.kernels.layout import EMPTY, ERASED, LANES, TIMES, Arrays
+from tests.twins import kernels_table, kernels_tiers
 
 from .cases import some_ids
 
@@ -26,7 +27,7 @@ class Caches:
         self.ids[7] = EMPTY
         self.special = (self.ids == EMPTY) | (self.ids == ERASED)  # they look like free places
         self.splits = torch.tensor(SPLITS, device=device)
-        at, _ = find_or_insert.find_or_insert(self.table, self.ids, self.splits)
+        at, _ = find.find_or_insert(self.table, self.ids, self.splits)
         self.slots = self.table.numbered(at, self.splits)
         assert bool((self.slots >= 0).all())
         random = torch.Generator().manual_seed(seed)
@@ -38,7 +39,9 @@ class Caches:
         self.changed[self.slots] = self.when % 3 == 0
         self.table.write(TIMES, self.slots, 1000 + torch.arange(SPLITS[-1], device=device))
 
-    def choose(self, oldest: list[int], most: list[int], limit: int, turn: int = 0) -> leave.Chosen:
+    def choose(
+        self, oldest: list[int], most: list[int], limit: int, turn: int = 0
+    ) -> leave.EvictionCandidates:
         device = self.used.device
         starts = torch.tensor([0, most[0], sum(most)], device=device)
         old = torch.tensor(oldest, dtype=torch.int32, device=device)
@@ -126,7 +129,7 @@ def test_chosen_rows_that_were_not_used_since_leave_and_others_stay(device: torc
     assert bool((caches.used[caches.slots[gone]] == leave.NEVER).all())
     stay = ~gone & (caches.slots != used)
     assert torch.equal(caches.used[caches.slots[stay]], caches.when[stay].int())
-    back, born = find_or_insert.find_or_insert(caches.table, caches.ids, caches.splits)
+    back, born = find.find_or_insert(caches.table, caches.ids, caches.splits)
     assert bool((back >= 0).all())
     assert torch.equal(born, gone)
 
@@ -150,7 +153,7 @@ class Crowded:
         """The slots of the two buckets of a key of table i // 20, numbered through all tables."""
         assert self.table.spans is not None
         first, count = self.table.spans[i // 20].tolist()
-        pair = reference.place(self.keys[i : i + 1], count)
+        pair = kernels_table.place(self.keys[i : i + 1], count)
         return torch.cat([(first + int(own)) * LANES + torch.arange(LANES) for own in pair])
 
     def is_full(self, i: int) -> bool:
@@ -159,18 +162,18 @@ class Crowded:
 
     def single_out(
         self, which: list[int], limit: int, room: int = 20, oldest: tuple[int, ...] = (0, 0, 0)
-    ) -> leave.Chosen:
+    ) -> leave.EvictionCandidates:
         """What the kernel adds to one that has chosen nothing yet; its twin adds the same."""
         counts = torch.tensor([sum(i // 20 == k for i in which) for k in range(3)])
         splits = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
         made = []
         for single_out, device in (
             (leave.single_out, self.device),
-            (reference_tiers.single_out, torch.device("cpu")),
+            (kernels_tiers.single_out, torch.device("cpu")),
         ):
             there = [x.to(device, copy=True) for x in (self.keys[which], splits, self.used)]
             old = torch.tensor(oldest, dtype=torch.int32, device=device)
-            chosen = leave.Chosen(
+            chosen = leave.EvictionCandidates(
                 torch.arange(4, device=device) * room,
                 limit,
                 *torch.full((4, 3 * room), -1, device=device),

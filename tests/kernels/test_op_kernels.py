@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hedgerow.kernels import pool, reference_ops, route, segments, windows
-from hedgerow.kernels.layout import KEYS, FirstValues, Part
+from hedgerow.kernels import pool, route, segments
+from hedgerow.kernels.layout import KEYS, FirstValues, RowSegment
 from hedgerow.kernels.placement import place  # noqa: F401  (Triton is there)
 from hedgerow.routing.bucketize import _rules
 from hedgerow.routing.router import Router
+from tests.twins import kernels_ops
 
 from ..support import EXTREME_IDS
 from .cases import UNIFORM, filled, moved, same_bits, some_ids, values
@@ -20,23 +21,23 @@ from .cases import UNIFORM, filled, moved, same_bits, some_ids, values
 def test_windows_are_copied_and_added(device: torch.device, dim: int, dtype: torch.dtype) -> None:
     flat = values(1, 900, dim)[0].to(dtype)
     offsets = torch.tensor([3, 0, 3, 900 - dim, 77], dtype=torch.int32)
-    ours = windows.copy_windows(offsets.to(device), flat.to(device), dim)
-    same_bits(ours, reference_ops.copy_windows(offsets, flat, dim))
+    ours = segments.copy_windows(offsets.to(device), flat.to(device), dim)
+    same_bits(ours, kernels_ops.copy_windows(offsets, flat, dim))
     kind = torch.float64 if dtype == torch.float64 else torch.float32
     rows, scale = (torch.arange(5.0 * dim).view(5, dim) % 64).to(dtype), torch.tensor(0.5)
     sums, model = torch.zeros(900, dtype=kind, device=device), torch.zeros(900, dtype=kind)
     factor = scale.to(device, kind)
-    windows.add_windows(offsets.to(device), rows.to(device), factor, sums)
-    reference_ops.add_windows(offsets, rows, scale.to(kind), model)
+    segments.add_windows(offsets.to(device), rows.to(device), factor, sums)
+    kernels_ops.add_windows(offsets, rows, scale.to(kind), model)
     same_bits(sums, model)  # sums of so few small whole numbers are exact in any order
 
 
 def test_a_window_that_lies_outside_is_neither_read_nor_written(device: torch.device) -> None:
     flat = torch.arange(8.0, device=device)
     offsets = torch.tensor([-1, 7, 2**40, 6], device=device)
-    assert windows.copy_windows(offsets, flat, 2)[3].tolist() == [6.0, 7.0]
+    assert segments.copy_windows(offsets, flat, 2)[3].tolist() == [6.0, 7.0]
     sums, one = torch.zeros(8, device=device), torch.ones((), device=device)
-    windows.add_windows(offsets, torch.ones(4, 2, device=device), one, sums)
+    segments.add_windows(offsets, torch.ones(4, 2, device=device), one, sums)
     assert sums.tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
 
 
@@ -47,7 +48,7 @@ def test_segments_are_added_in_their_order(device: torch.device, dtype: torch.dt
     vectors = values(int(lengths.sum()), 10, 4).clamp(-50, 50).to(dtype)
     for start, dim in ((0, None), (3, 4)):
         ours = segments.sum_segments(splits.to(device), vectors.to(device), start, dim)
-        same_bits(ours, reference_ops.sum_segments(splits, vectors, start, dim))
+        same_bits(ours, kernels_ops.sum_segments(splits, vectors, start, dim))
 
 
 @pytest.mark.parametrize("pooling", pool.POOLINGS)
@@ -65,14 +66,14 @@ def test_bags_are_pooled_from_rows(
     weights = torch.rand(60) if weighted else None
     nothing, constant = torch.zeros(12, dtype=torch.float64), FirstValues("constant", 0.25, 0.0, 1)
     parts = [
-        Part(0, 4, 12, constant, "sgd", nothing),
-        Part(4, 8, 12, UNIFORM, "sgd", nothing),
+        RowSegment(0, 4, 12, constant, "sgd", nothing),
+        RowSegment(4, 8, 12, UNIFORM, "sgd", nothing),
     ]
     there = [x.to(device) for x in (ids, slots, splits)]
     given = (pooling, None if weights is None else weights.to(device), parts if born else ())
     ours = pool.pool(moved(table, device), *there, *given)
     given = (pooling, weights, parts if born else ())
-    same_bits(ours, reference_ops.pool(table, ids, slots, splits, *given))
+    same_bits(ours, kernels_ops.pool(table, ids, slots, splits, *given))
 
 
 def _slot(keys: torch.Tensor, id_: int) -> int:
@@ -95,12 +96,12 @@ def test_owners_and_lengths_of_every_rule(device: torch.device) -> None:
     given = (keys, splits, torch.tensor([0, 2, 4, 6, 8]), rules, bounds)
     found = route.route(*(x.to(device) for x in given), 6, 7)
     ours = (found.owners, found.local, found.positions, found.lengths)
-    for one, wanted in zip(ours, reference_ops.route(*given, 6, 7), strict=True):
+    for one, wanted in zip(ours, kernels_ops.route(*given, 6, 7), strict=True):
         assert torch.equal(one.cpu().long(), wanted)
     order, weights = torch.randperm(len(keys)), torch.rand(len(keys))
     moved = (order, keys, found.positions.cpu(), weights)
     for one, wanted in zip(
-        route.move(*(x.to(device) for x in moved)), reference_ops.move(*moved), strict=True
+        route.move(*(x.to(device) for x in moved)), kernels_ops.move(*moved), strict=True
     ):
         assert one is not None
         assert wanted is not None

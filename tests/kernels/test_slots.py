@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hedgerow.kernels import evict, find, pins, reference_slots, rehash, select
+from hedgerow.kernels import evict, find
+from hedgerow.kernels import slots as rehash
+from hedgerow.kernels import slots as select
 from hedgerow.kernels.layout import SCORES, TIMES, Arrays
+from tests.twins import kernels_eviction
 
 from .cases import content, moved, same_bits, some_ids, values
 
@@ -20,7 +23,7 @@ def _table(device: torch.device, *, scored: bool = False) -> Arrays:
     evict.insert_and_evict(table, ids, torch.arange(50, device=device) % 7, call=1)
     slots = find.find(table, ids)
     table.write(TIMES, slots[slots >= 0], torch.arange(50, device=device)[slots >= 0] % 7)
-    pins.pin(table, slots[::5])
+    evict.pin(table, slots[::5])
     table.values.copy_(values(len(table.values), table.stride, seed=2).to(device))
     return table
 
@@ -32,10 +35,10 @@ def test_rows_of_a_time_are_found_in_order_and_taken_out(
     ours = _table(device)
     model = moved(ours, CPU)
     for got, wanted in zip(
-        select.select(ours, low, high), reference_slots.select(model, low, high), strict=True
+        select.select(ours, low, high), kernels_eviction.select(model, low, high), strict=True
     ):
         same_bits(got, wanted)
-    same_bits(select.erase_if(ours, low, high), reference_slots.erase_if(model, low, high))
+    same_bits(select.erase_if(ours, low, high), kernels_eviction.erase_if(model, low, high))
     same_bits(ours.index, model.index)
     assert ours.pins is not None
     held = ours.pins > 0
@@ -58,6 +61,6 @@ def test_growth_keeps_rows_times_scores_and_pins(device: torch.device, buckets: 
     same_bits(larger.pins[new], table.pins[old].cpu())
     assert int(larger.pins.sum()) == int(table.pins.sum()) > 0
     twin = Arrays.make(buckets, 3, CPU, 2, scored=True, pinned=True)
-    there = reference_slots.rehash(moved(table, CPU), twin)
+    there = kernels_eviction.rehash(moved(table, CPU), twin)
     assert content(twin) == content(moved(larger, CPU))
     assert torch.equal(there >= 0, where.cpu() >= 0)

@@ -8,17 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hedgerow.kernels import (
-    find_or_insert,
-    long_runs,
-    lookup,
-    reference,
-    reference_step,
-    seat,
-    step,
-)
+from hedgerow.kernels import find, lookup, runs, step
 from hedgerow.kernels import runs as running
-from hedgerow.kernels.layout import EMPTY, PIECE, SHORT, Arrays, FirstValues, Part, draws_of, group
+from hedgerow.kernels.layout import (
+    EMPTY,
+    PIECE,
+    SHORT,
+    Arrays,
+    FirstValues,
+    RowSegment,
+    draws_of,
+    group,
+)
+from tests.twins import kernels_step, kernels_table
 
 from .cases import content, filled, moved, same_bits, some_ids, values
 from .test_kernels import _parts, _same_rows, _states
@@ -27,10 +29,10 @@ CPU = torch.device("cpu")
 
 
 def test_twins_have_the_arguments_of_their_kernels() -> None:
-    for file in (seat, running, long_runs, step):
-        for name in reference_step.__all__:
+    for file in (runs, running, runs, step):
+        for name in kernels_step.__all__:
             if name in vars(file) and getattr(file, name).__module__ == file.__name__:
-                twin = getattr(reference_step, name)
+                twin = getattr(kernels_step, name)
                 assert inspect.signature(getattr(file, name)) == inspect.signature(twin), name
 
 
@@ -49,7 +51,7 @@ def test_a_step_over_slots_gives_the_rows_of_one_over_ids(
         ids[: PIECE + 40] = ids[0]
     model = filled(buckets, dim, ids[:20], states=_states(dim, rule))
     counts, used = torch.zeros(3, dtype=torch.int64), torch.tensor([n - 5])
-    ours, known = moved(model, device), reference.find(model, ids, used)
+    ours, known = moved(model, device), kernels_table.find(model, ids, used)
     done, rates = counts.clone().to(device), [0.05, 0.02][: len(_parts(dim))]
     for slots in (known, None):
         there = None if slots is None else slots.to(device)
@@ -58,7 +60,7 @@ def test_a_step_over_slots_gives_the_rows_of_one_over_ids(
             slots=there,
             used=used.to(device),
         )
-        reference_step.step(model, ids, grads, counts, _parts(dim, rule), rates, 17, slots, used)
+        kernels_step.step(model, ids, grads, counts, _parts(dim, rule), rates, 17, slots, used)
     assert done.tolist() == counts.tolist()
     _same_rows(ours, model, all_fit=buckets > 1)
 
@@ -85,7 +87,7 @@ def test_runs_and_their_pieces_are_those_of_the_twin(device: torch.device) -> No
     places, ids, table = places[mixed], ids[mixed], Arrays.make(3, 1, CPU)
     counts = torch.zeros(3, dtype=torch.int64)
     done = counts.clone().to(device)
-    model = reference_step.runs(table, places, ids, counts)
+    model = kernels_step.runs(table, places, ids, counts)
     ours = running.runs(moved(table, device), places.to(device), ids.to(device), done)
     assert done.tolist() == counts.tolist() == [0, 6, 0]
     same_bits(ours.counts, model.counts)
@@ -94,8 +96,8 @@ def test_runs_and_their_pieces_are_those_of_the_twin(device: torch.device) -> No
         same_bits(getattr(ours, name)[:length], getattr(model, name)[:length])
     assert sorted(ours.pieces[:pieces].tolist()) == model.pieces.tolist()
     grads = values(len(places), 3, seed=2)
-    sums, firsts = long_runs.sum_long_runs(ours, grads.to(device))
-    wanted, places_of_firsts = reference_step.sum_long_runs(model, grads)
+    sums, firsts = runs.sum_long_runs(ours, grads.to(device))
+    wanted, places_of_firsts = kernels_step.sum_long_runs(model, grads)
     assert firsts == places_of_firsts
     written = wanted.any(dim=1)
     assert int(written.sum()) == pieces
@@ -114,8 +116,8 @@ def test_several_tables_are_served_at_once(device: torch.device) -> None:
     """Ids that all of them have, each with its own first values; the last has no ids."""
     firsts = [FirstValues("uniform", -0.1 * k, 0.3, seed=2**63 + k) for k in range(1, 4)]
     several = Arrays.make_several([3, 5, 2], 4, device, 4)
-    numbers = Part.numbers_of([0.01, 1e-3], [0.25], device)
-    part = Part(0, 4, 4, firsts[0], "adagrad", numbers, draws_of(firsts, device))
+    numbers = RowSegment.numbers_of([0.01, 1e-3], [0.25], device)
+    part = RowSegment(0, 4, 4, firsts[0], "adagrad", numbers, draws_of(firsts, device))
     ids = torch.cat([some_ids(30, 1, 20), some_ids(40, 1, 20)])
     splits, used = torch.tensor([0, 30, 70, 70]), torch.tensor([28, 40, 0])
     at = {"used": used.to(device), "splits": splits.to(device)}
@@ -132,16 +134,16 @@ def test_several_tables_are_served_at_once(device: torch.device) -> None:
         own = replace(part, first=firsts[k], draws=None, numbers=numbers.cpu())
         limit, rows = used[k : k + 1], torch.empty(end - begin, 4)
         for now in range(2):
-            reference.lookup(model, ids[begin:end], rows, [own], limit)
+            kernels_table.lookup(model, ids[begin:end], rows, [own], limit)
             same_bits(kept[now][begin:end], rows)
             grouped = group(ids[begin:end])
-            reference.apply(
+            kernels_table.apply(
                 *(model, grouped, grads[begin:end], counts[k], [own], [0.1], now, None, limit)
             )
         assert content(_alone(several, k)) == content(model)
     assert done.tolist() == counts.tolist()
     taken = several.taken().nonzero()[:, 0]
     assert set(several.ids(taken).tolist()) == set(ids[:28].tolist()) | set(ids[30:].tolist())
-    again, new = find_or_insert.find_or_insert(several, ids.to(device), splits.to(device))
+    again, new = find.find_or_insert(several, ids.to(device), splits.to(device))
     assert int(new.sum()) <= 2
     assert int((again >= 0).sum()) == 70

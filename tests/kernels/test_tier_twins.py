@@ -11,22 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.kernels import (
-    absent,
-    leave,
-    lookup,
-    mark,
-    put_rows,
-    reference,
-    reference_tiers,
-)
+from hedgerow.kernels import incoming_rows, leave, lookup
 from hedgerow.kernels.layout import EMPTY, ERASED, KEYS, LANES, NEWBORN, TIMES, Arrays
+from tests.twins import kernels_table, kernels_tiers
 
 from .cases import ODD_IDS, coming_of, content, moved, same_bits, some_ids, values
 from .test_step import _alone
 
 CPU = torch.device("cpu")
-FILES = (absent, leave, mark, put_rows)
+FILES = (incoming_rows, leave, leave, incoming_rows)
 # Buckets of each table and ids for each: for one and for two buckets there are too many.
 SHAPES = [((2,), (70,)), ((1, 6, 2), (50, 70, 0)), ((2, 1, 1, 5, 1), (60, 0, 40, 60, 40))]
 
@@ -49,7 +42,7 @@ class Batch:
     def slots(self) -> Tensor:
         """Where the ids are, each table's own numbers."""
         found = [
-            reference.find(_alone(self.table, k), self.ids[start:stop])
+            kernels_table.find(_alone(self.table, k), self.ids[start:stop])
             for k, (start, stop) in enumerate(self.shares)
         ]
         return torch.cat(found)
@@ -71,14 +64,14 @@ def _batch(
     splits = torch.tensor([0, *accumulate(shares)])
     table = Arrays.make_several(buckets, dim, CPU, states)
     n, slots = len(ids), len(table.values)
-    uses = put_rows.Uses(
+    uses = incoming_rows.ArrivalCounts(
         torch.full((slots,), leave.NEVER, dtype=torch.int32),
         torch.zeros(len(buckets), dtype=torch.int64),
     )
     rows, raw = values(n, dim, seed=1), values(n, states, seed=2)
     wanted, times = torch.arange(n) % every == 0, torch.arange(n) + 1000
     coming = coming_of(splits, ids, wanted, rows, raw, times)
-    reference_tiers.put_rows(table, coming, uses, 0)
+    kernels_tiers.put_rows(table, coming, uses, 0)
     there = table.taken().nonzero()[:, 0]
     gone = there[(table.read(KEYS, there) == table.ids(there)).nonzero()[::17, 0]]  # none special
     table.write(KEYS, gone, ERASED)
@@ -116,7 +109,7 @@ def _same(ours: Sequence[Tensor], model: Sequence[Tensor]) -> None:
         same_bits(got, wanted)
 
 
-def _pairs(listing: absent.Listing, k: int, count: int) -> list[tuple[int, int]]:
+def _pairs(listing: incoming_rows.MissList, k: int, count: int) -> list[tuple[int, int]]:
     """Position and id of the first so many that are listed of a table, sorted."""
     first = k * listing.room if listing.cuts is None else int(listing.cuts[k])
     part = slice(first, first + count)
@@ -131,9 +124,9 @@ def test_every_launcher_has_a_twin_with_its_arguments() -> None:
         for name, function in inspect.getmembers(file, inspect.isfunction)
         if function.__module__ == file.__name__ and not name.startswith("_")
     }
-    assert sorted(launchers) == reference_tiers.__all__
+    assert sorted(launchers) == kernels_tiers.__all__
     for name, launcher in launchers.items():
-        twin = getattr(reference_tiers, name)
+        twin = getattr(kernels_tiers, name)
         assert inspect.signature(launcher) == inspect.signature(twin), name
 
 
@@ -150,10 +143,10 @@ def test_ids_without_a_row_are_those_of_the_twin(
     used[::3] += 100 * (used[::3] < 10).int()  # later than now: they stay
     batch.used[::3] += 100 * (batch.used[::3] < 10).int()
     room = (None, 60, 12)[seed]
-    ours = absent.absent(table, ids, splits, used, 77, room)
+    ours = incoming_rows.absent(table, ids, splits, used, 77, room)
     model = batch.used.clone()
-    wanted = reference_tiers.absent(batch.table, batch.ids, batch.splits, model, 77, room)
-    every = reference_tiers.absent(batch.table, batch.ids, batch.splits, model.clone(), 77)
+    wanted = kernels_tiers.absent(batch.table, batch.ids, batch.splits, model, 77, room)
+    every = kernels_tiers.absent(batch.table, batch.ids, batch.splits, model.clone(), 77)
     tables = len(batch.shares)
     numbers = wanted.words[: 2 * tables]
     _same((ours.words[: 2 * tables], used, table.index), (numbers, model, batch.table.index))
@@ -178,9 +171,9 @@ def test_slots_of_nothing_are_listed_as_far_as_there_is_room(
     slots = torch.randint(-1, 2, (1500,), generator=random)
     splits = torch.tensor([0, 4, 4, 900, 1490, 1500])
     slots[:4], slots[1490:] = 5, -1
-    ours = absent.absent_slots(*_on(device, ids, slots, splits), room=room)
-    model = reference_tiers.absent_slots(ids, slots, splits, room)
-    all_of_them = reference_tiers.absent_slots(ids, slots, splits, 1500)
+    ours = incoming_rows.absent_slots(*_on(device, ids, slots, splits), room=room)
+    model = kernels_tiers.absent_slots(ids, slots, splits, room)
+    all_of_them = kernels_tiers.absent_slots(ids, slots, splits, 1500)
     assert ours.words.shape == model.words.shape
     assert ours.at.shape == model.at.shape
     assert (ours.room, ours.tables) == (model.room, model.tables) == (room or 0, 5)
@@ -209,8 +202,8 @@ def test_a_batch_that_waits_is_told_of_the_rows_that_its_twin_is(
     batch = _batch(*SHAPES[shape], dim=dim, states=states, seed=dim)
     n, slots = len(batch.ids), batch.slots()
     room = 80 if with_rows else None
-    ours = absent.absent_slots(*_on(device, batch.ids, slots, batch.splits), room=room)
-    model = absent.Listing(
+    ours = incoming_rows.absent_slots(*_on(device, batch.ids, slots, batch.splits), room=room)
+    model = incoming_rows.MissList(
         *(ours.words.cpu().clone(), ours.at.cpu(), ours.room), None if room else batch.splits
     )
     counts = model.words[: model.tables].tolist()
@@ -223,21 +216,24 @@ def test_a_batch_that_waits_is_told_of_the_rows_that_its_twin_is(
     given = (starts, ids, wanted, values(m, dim, seed=6), values(m, states, seed=7), ids)
     out = torch.full((n, dim), 9.0)
     ours.left.fill_(100)
-    uses = put_rows.Uses(batch.used, torch.zeros(len(counts), dtype=torch.int64))
-    there, told = _there(batch.table, device), put_rows.Uses(*_on(device, uses.used, uses.came))
-    known, outcome = _on(device, slots, out)
-    put_rows.put_rows(
-        *(there, coming_of(*_on(device, *given)), told, 7),
-        put_rows.Waiting(ours, known, outcome if with_rows else None),
+    uses = incoming_rows.ArrivalCounts(batch.used, torch.zeros(len(counts), dtype=torch.int64))
+    there, told = (
+        _there(batch.table, device),
+        incoming_rows.ArrivalCounts(*_on(device, uses.used, uses.came)),
     )
-    reference_tiers.put_rows(
+    known, outcome = _on(device, slots, out)
+    incoming_rows.put_rows(
+        *(there, coming_of(*_on(device, *given)), told, 7),
+        incoming_rows.WaitingBatch(ours, known, outcome if with_rows else None),
+    )
+    kernels_tiers.put_rows(
         *(batch.table, coming_of(*given), uses, 7),
-        put_rows.Waiting(model, slots, out if with_rows else None),
+        incoming_rows.WaitingBatch(model, slots, out if with_rows else None),
     )
     _same((outcome, told.came), (out, uses.came))
     # Which of many find the last places of a table is not told: each as its own table says.
     found = torch.cat(
-        [reference.find(_alone(there, k), own) for k, own in enumerate(ids.split(counts))]
+        [kernels_table.find(_alone(there, k), own) for k, own in enumerate(ids.split(counts))]
     )
     same_bits(known.cpu()[at], torch.where(wanted, found, -1))
     others = ~torch.isin(torch.arange(n), at)
@@ -255,11 +251,11 @@ def test_slots_are_found_and_those_without_listed(
 ) -> None:
     batch = _batch(*shape, dim=5, seed=4)
     table, ids, splits = _there(batch.table, device), *_on(device, batch.ids, batch.splits)
-    slots, listing = absent.find_and_list(table, ids, splits, room)
-    found, model = reference_tiers.find_and_list(batch.table, batch.ids, batch.splits, room)
+    slots, listing = incoming_rows.find_and_list(table, ids, splits, room)
+    found, model = kernels_tiers.find_and_list(batch.table, batch.ids, batch.splits, room)
     same_bits(found, batch.slots())
     same_bits(slots.cpu(), found)
-    whole = reference_tiers.absent_slots(batch.ids, found, batch.splits)
+    whole = kernels_tiers.absent_slots(batch.ids, found, batch.splits)
     assert (listing.room, listing.tables) == (model.room, model.tables)
     same_bits(listing.words[: model.tables].cpu(), model.words[: model.tables])
     for k, count in enumerate(model.words[: model.tables].tolist()):
@@ -281,7 +277,7 @@ def test_rows_of_found_slots_are_read_as_by_a_lookup(
     assert 0 < int((slots < 0).sum()) < len(ids)
     for k, (start, stop) in enumerate(batch.shares):
         model = torch.full((stop - start, 5), 9.0)
-        reference.read(_alone(batch.table, k), slots[start:stop].cpu(), model)
+        kernels_table.read(_alone(batch.table, k), slots[start:stop].cpu(), model)
         same_bits(out[start:stop].cpu(), model)
 
 
@@ -294,7 +290,7 @@ def test_a_sample_of_slots_has_the_times_of_its_twin(device: torch.device, sampl
     for ranks in ([0, 0, 0, 0], [1, -1, 3, 15], [12, 2, 15, 9], [15, 15, 15, 15]):
         ranks = torch.tensor(ranks)
         got = leave.oldest(ours, used, ranks.to(device), sample=sample)
-        same_bits(got, reference_tiers.oldest(batch.table, batch.used, ranks, sample=sample))
+        same_bits(got, kernels_tiers.oldest(batch.table, batch.used, ranks, sample=sample))
         seen |= set(got.tolist())
     assert {0, 1_000_000, leave.NEVER} <= seen
 
@@ -311,7 +307,7 @@ def test_old_rows_are_chosen_as_by_the_twin(
     how = {"room": 510, "buckets": 40, "limit": limit, "turn": 1}
     ours = _chosen(batch, device, old, starts, **how)
     state = batch.table, batch.used, batch.changed
-    model = reference_tiers.choose_old(*state, old, starts, **how)
+    model = kernels_tiers.choose_old(*state, old, starts, **how)
     _same((ours.counts, ours.starts), (model.counts, model.starts))
     assert ours.limit == model.limit == limit
     for part in map(slice, *zip(*pairwise([*starts.tolist(), 510]), strict=True)):
@@ -338,9 +334,7 @@ def test_of_nearly_full_buckets_the_oldest_row_is_chosen(device: torch.device) -
     old, starts = torch.ones(4, dtype=torch.int32), torch.tensor([0, 20, 400, 440, 500])
     how = {"room": 510, "buckets": 40, "limit": 20, "turn": 1}
     ours = _chosen(batch, device, old, starts, **how)
-    model = reference_tiers.choose_old(
-        *(batch.table, batch.used, batch.changed, old, starts), **how
-    )
+    model = kernels_tiers.choose_old(*(batch.table, batch.used, batch.changed, old, starts), **how)
     same_bits(ours.counts, model.counts)
     assert model.counts[[0, 2], 0].tolist() == [1, 1]  # one from each of two full buckets
 
@@ -353,9 +347,9 @@ def test_no_more_are_chosen_than_there_is_room_for(device: torch.device, turn: i
     state = batch.table, batch.used, batch.changed
     several = [
         _chosen(batch, device, old, starts, **how),
-        reference_tiers.choose_old(*state, old, starts, **how),
+        kernels_tiers.choose_old(*state, old, starts, **how),
     ]
-    many = reference_tiers.choose_old(*state, old, torch.arange(5) * 200, **{**how, "room": 800})
+    many = kernels_tiers.choose_old(*state, old, torch.arange(5) * 200, **{**how, "room": 800})
     for chosen in several:
         same_bits(chosen.counts[:, ::2], many.counts[:, ::2])
         for k, (start, stop) in enumerate(pairwise(starts.tolist())):
@@ -388,7 +382,7 @@ def _prepare(batch: Batch) -> None:
 
 def _chosen(
     batch: Batch, device: torch.device, oldest: Tensor, starts: Tensor, **how: int
-) -> leave.Chosen:
+) -> leave.EvictionCandidates:
     state = _on(device, batch.used, batch.changed, oldest, starts)
     return leave.choose_old(_there(batch.table, device), *state, **how)
 
@@ -404,7 +398,7 @@ def test_chosen_rows_are_clean_and_leave_as_by_the_twin(device: torch.device, li
     table, used, changed = _there(batch.table, device), batch.used.clone(), batch.changed.clone()
     (flags,) = _on(device, changed)
     leave.clean(ours, flags)
-    reference_tiers.clean(model, changed)
+    kernels_tiers.clean(model, changed)
     same_bits(flags, changed)
     assert int((changed != batch.changed).sum()) == int((model.dirty >= 0).sum()) > 5
     slots = model.going[model.going >= 0]
@@ -413,7 +407,7 @@ def test_chosen_rows_are_clean_and_leave_as_by_the_twin(device: torch.device, li
     when, flags, done = _on(device, used, changed, left)
     for _ in range(2):  # a second time there are none
         leave.take_out(table, ours, when, flags, done)
-        reference_tiers.take_out(batch.table, model, used, changed, left)
+        kernels_tiers.take_out(batch.table, model, used, changed, left)
         _same((table.index, table.values), (batch.table.index, batch.table.values))
         _same((when, flags, done), (used, changed, left))
     assert int(left.sum()) - 12 == len(slots) - len(slots[::4]) - len(slots[1::4])
@@ -429,8 +423,8 @@ def test_slots_are_marked_as_by_the_twin(device: torch.device, with_changes: boo
     for n, now in ((1200, 2**31 - 2), (0, 3), (1, 4)):
         slots = torch.randint(-2000, 5000, (n,), generator=random, dtype=torch.int32)
         slots[:1] = 0
-        mark.mark(slots.to(device), when, flags if with_changes else None, now)
-        reference_tiers.mark(slots, used, changed if with_changes else None, now)
+        leave.mark(slots.to(device), when, flags if with_changes else None, now)
+        kernels_tiers.mark(slots, used, changed if with_changes else None, now)
         _same((when, flags), (used, changed))
     assert bool((used == 2**31 - 2).any())
     assert bool((changed != (torch.arange(5000) % 7 == 0)).any()) == with_changes
@@ -449,13 +443,16 @@ class Putting:
 
     def put(
         self, device: torch.device | None, wanted: Tensor | None = None
-    ) -> tuple[Arrays, put_rows.Uses, Tensor]:
+    ) -> tuple[Arrays, incoming_rows.ArrivalCounts, Tensor]:
         """By the kernel on a device or by the twin: the tables, what is kept of uses, the slots."""
         there = device or CPU
-        table, uses = _there(self.table, there), put_rows.Uses(*_on(there, self.used, self.came))
+        table, uses = (
+            _there(self.table, there),
+            incoming_rows.ArrivalCounts(*_on(there, self.used, self.came)),
+        )
         wanted = self.wanted if wanted is None else wanted
         given = (self.splits, self.ids, wanted, self.rows, self.states, self.times)
-        verb = reference_tiers.put_rows if device is None else put_rows.put_rows
+        verb = kernels_tiers.put_rows if device is None else incoming_rows.put_rows
         return table, uses, verb(table, coming_of(*_on(there, *given)), uses, 50).cpu()
 
 
@@ -509,16 +506,16 @@ def test_ids_that_come_one_by_one_get_the_places_of_the_twin(device: torch.devic
     batch = _batch((1, 2), (24, 36), 3, 2)
     putting = Putting(batch, 2, batch.splits)
     ours, model = _there(batch.table, device), batch.table
-    uses = put_rows.Uses(*_on(device, putting.used, putting.came))
-    wanted = put_rows.Uses(*_on(CPU, putting.used, putting.came))
+    uses = incoming_rows.ArrivalCounts(*_on(device, putting.used, putting.came))
+    wanted = incoming_rows.ArrivalCounts(*_on(CPU, putting.used, putting.came))
     given = (putting.ids, putting.wanted, putting.rows, putting.states, putting.times)
     refused = 0
     for i in range(len(batch.ids)):
         one = [x[i : i + 1] for x in given]
         coming = coming_of(torch.tensor([0, int(i < 24), 1]), *one)
         there = replace(coming, words=coming.words.to(device))
-        at = put_rows.put_rows(ours, there, uses, i)
-        place = reference_tiers.put_rows(model, coming, wanted, i)
+        at = incoming_rows.put_rows(ours, there, uses, i)
+        place = kernels_tiers.put_rows(model, coming, wanted, i)
         same_bits(at, place)
         refused += int(place) < 0
     assert 0 < refused < len(batch.ids)
@@ -531,26 +528,26 @@ def test_of_nothing_nothing_comes(device: torch.device) -> None:
     batch = replace(batch, ids=batch.ids[:0], splits=splits)
     ours = _there(batch.table, device)
     nobody, cuts, used, flags = _on(device, batch.ids, splits, batch.used, batch.changed)
-    found = absent.absent(ours, nobody, cuts, used, 7)
-    none = reference_tiers.absent(batch.table, batch.ids, splits, batch.used.clone(), 7)
+    found = incoming_rows.absent(ours, nobody, cuts, used, 7)
+    none = kernels_tiers.absent(batch.table, batch.ids, splits, batch.used.clone(), 7)
     _same((found.words, found.at), (none.words, none.at))
-    nowhere, empty = absent.find_and_list(ours, nobody, cuts, 4)
+    nowhere, empty = incoming_rows.find_and_list(ours, nobody, cuts, 4)
     lookup.read(ours, nowhere, torch.empty(0, 1, device=device), cuts)
     assert (len(nowhere), int(empty.words.abs().sum())) == (0, 0)
-    listing = absent.absent_slots(nobody, nobody, cuts, 4)
-    model = reference_tiers.absent_slots(batch.ids, batch.ids, splits, 4)
+    listing = incoming_rows.absent_slots(nobody, nobody, cuts, 4)
+    model = kernels_tiers.absent_slots(batch.ids, batch.ids, splits, 4)
     same_bits(listing.words[:2], model.words[:2])
     putting = Putting(batch, 3, splits)
     same_bits(putting.put(device)[2], putting.put(None)[2])
     old, how = torch.tensor([9, 9], dtype=torch.int32), {"room": 0, "buckets": 2, "limit": 9}
     chosen = _chosen(batch, device, old, splits, **how, turn=0)
     state = batch.table, batch.used, batch.changed
-    nothing = reference_tiers.choose_old(*state, old, splits, **how, turn=0)
+    nothing = kernels_tiers.choose_old(*state, old, splits, **how, turn=0)
     _same((chosen.counts, chosen.going), (nothing.counts, nothing.going))
     left, model_left = _on(device, splits[:2])[0], splits[:2].clone()
     leave.clean(chosen, flags)
     leave.take_out(ours, chosen, used, flags, left)
-    reference_tiers.clean(nothing, batch.changed)
-    reference_tiers.take_out(batch.table, nothing, batch.used, batch.changed, model_left)
+    kernels_tiers.clean(nothing, batch.changed)
+    kernels_tiers.take_out(batch.table, nothing, batch.used, batch.changed, model_left)
     _same((used, flags, left), (batch.used, batch.changed, model_left))
     same_bits(ours.index, batch.table.index)

@@ -7,19 +7,10 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from hedgerow.kernels import (
-    apply_each,
-    assign,
-    assign_add,
-    count_ids,
-    draws,
-    find_or_insert,
-    reference,
-    reference_admission,
-    reference_verbs,
-)
+from hedgerow.kernels import admission, apply, assign, find
 from hedgerow.kernels.layout import TIMES, Cells
-from hedgerow.kernels.reference_rules import RULES
+from tests.twins import kernels_table
+from tests.twins.kernels_table import RULES
 
 from .cases import content, filled, moved, same_bits, some_ids, values
 from .test_kernels import _grouped, _parts, _same_rows, _states
@@ -39,17 +30,17 @@ def test_rows_are_added_in_input_order(device: torch.device, dim: int, used: int
     ours = moved(model, device)
     grouped, on_cpu = _grouped(ids, device)
     begun = torch.empty(45, dim)
-    reference.lookup(model, on_cpu.ids, begun, _parts(dim))
+    kernels_table.lookup(model, on_cpu.ids, begun, _parts(dim))
     limit = None if used is None else torch.tensor([used])
     there = None if limit is None else limit.to(device)
     counts, placed = torch.zeros(3, dtype=torch.int64), torch.empty_like(ids)
     done, told = counts.clone().to(device), placed.clone().to(device)
     usable, starts = rows.isfinite().all(dim=1), torch.tensor([0.5, 1.0, 2.0])
-    assign_add.assign_add(
+    assign.assign_add(
         *(ours, grouped, rows.to(device), usable.to(device), begun.to(device)),
         *(starts.to(device), done, 9, there, told),
     )
-    reference_verbs.assign_add(model, on_cpu, rows, usable, begun, starts, counts, 9, limit, placed)
+    kernels_table.assign_add(model, on_cpu, rows, usable, begun, starts, counts, 9, limit, placed)
     assert done.tolist() == counts.tolist()
     assert counts[2] >= 2
     same_bits(told >= 0, placed >= 0)
@@ -69,7 +60,7 @@ def test_whole_rows_are_put_with_states_and_times(device: torch.device) -> None:
     assign.assign(
         *(ours, grouped[0], *there, done, 0, None, states.to(device), stamps.to(device), told)
     )
-    reference.assign(model, grouped[1], *given, counts, 0, None, states, stamps, placed)
+    kernels_table.assign(model, grouped[1], *given, counts, 0, None, states, stamps, placed)
     assert done.tolist() == counts.tolist()
     same_bits(told >= 0, placed >= 0)
     _same_rows(ours, model, all_fit=True)
@@ -96,15 +87,13 @@ def test_every_occurrence_is_a_step(device: torch.device, rule: str) -> None:
     head = torch.ones(n, dtype=torch.bool)
     head[1:] = on_cpu.ids[1:] != on_cpu.ids[:-1]
     taking = head | (torch.arange(n) % 3 > 0)
-    slots, born = reference.find_or_insert(model, on_cpu.ids, wanted=head)
+    slots, born = kernels_table.find_or_insert(model, on_cpu.ids, wanted=head)
     ours, rates = moved(model, device), [0.05, 0.02]
-    apply_each.apply_each(
+    apply.apply_each(
         *(ours, grouped, taking.to(device), grads.to(device), slots.to(device), born.to(device)),
         *(_parts(dim, rule, device), rates, 6),
     )
-    reference_verbs.apply_each(
-        model, on_cpu, taking, grads, slots, born, _parts(dim, rule), rates, 6
-    )
+    kernels_table.apply_each(model, on_cpu, taking, grads, slots, born, _parts(dim, rule), rates, 6)
     assert content(ours) == content(model)
 
 
@@ -112,8 +101,8 @@ def test_only_wanted_ids_are_inserted(device: torch.device) -> None:
     ids = some_ids(40, seed=6)
     model = filled(4, 1, ids[:10])
     ours, wanted = moved(model, device), torch.arange(40) % 3 == 0
-    slots, new = find_or_insert.find_or_insert(ours, ids.to(device), wanted=wanted.to(device))
-    placed, is_new = reference.find_or_insert(model, ids, wanted=wanted)
+    slots, new = find.find_or_insert(ours, ids.to(device), wanted=wanted.to(device))
+    placed, is_new = kernels_table.find_or_insert(model, ids, wanted=wanted)
     same_bits(slots >= 0, placed >= 0)
     same_bits(new, is_new)
     assert set(content(ours)) == set(content(model))
@@ -122,8 +111,8 @@ def test_only_wanted_ids_are_inserted(device: torch.device) -> None:
 def test_draws_are_those_of_the_core(device: torch.device) -> None:
     ids, numbers = some_ids(40, seed=7), torch.arange(40) % 5
     for seed, step in ((7, 0), (2**64 - 3, 123_456_789)):
-        got = draws.draws(ids.to(device), numbers.to(device), seed, step)
-        same_bits(got, reference_admission.draws(ids, numbers, seed, step))
+        got = admission.draws(ids.to(device), numbers.to(device), seed, step)
+        same_bits(got, kernels_table.draws(ids, numbers, seed, step))
         assert len(set(got.tolist())) > 35
 
 
@@ -146,13 +135,13 @@ def test_ids_are_counted_as_the_twin_counts_them(device: torch.device) -> None:
         ids = pool[torch.randperm(60, generator=random)[:20]]
         asked = torch.arange(20) % 5 != turn % 5
         added = torch.randint(1, 9, (20,), generator=random)
-        seen = count_ids.counts_of(ours, ids.to(device), asked.to(device), -5)
-        same_bits(seen, reference_admission.counts_of(model, ids, asked, -5))
+        seen = admission.counts_of(ours, ids.to(device), asked.to(device), -5)
+        same_bits(seen, kernels_table.counts_of(model, ids, asked, -5))
         counted = seen.cpu().maximum(counted)
         given = (ids.to(device), asked.to(device), added.to(device))
         same_bits(
-            count_ids.add_counts(ours, *given, -5),
-            reference_admission.add_counts(model, ids, asked, added, -5),
+            admission.add_counts(ours, *given, -5),
+            kernels_table.add_counts(model, ids, asked, added, -5),
         )
         same_bits(ours.state, model.state)
         assert _alive(ours) == _alive(model)
@@ -167,10 +156,10 @@ def test_ids_are_counted_as_the_twin_counts_them(device: torch.device) -> None:
 def test_ids_without_a_cell_are_told(device: torch.device) -> None:
     filter_ = Cells.make(1, kept=3, most=255, device=device)
     ids, asked = some_ids(50, seed=1).to(device), torch.ones(50, dtype=torch.bool, device=device)
-    stored = count_ids.add_counts(filter_, ids, asked, torch.ones_like(ids), 0)
+    stored = admission.add_counts(filter_, ids, asked, torch.ones_like(ids), 0)
     assert int(stored.sum()) == len(filter_.cells) == 32
     assert filter_.state[:3].tolist() == [0, 32, 18]  # the other words are the key's
-    assert count_ids.counts_of(filter_, ids, asked, 0).tolist() == stored.long().tolist()
+    assert admission.counts_of(filter_, ids, asked, 0).tolist() == stored.long().tolist()
 
 
 def test_counts_stop_and_tables_do_not_mix(device: torch.device) -> None:
@@ -178,7 +167,7 @@ def test_counts_stop_and_tables_do_not_mix(device: torch.device) -> None:
     ids, yes = torch.tensor([1, -1, 0], device=device), torch.ones(3, dtype=torch.bool)
     asked = yes.to(device)
     for _ in range(2):
-        count_ids.add_counts(filter_, ids, asked, torch.full_like(ids, 200), 1)
-    assert count_ids.counts_of(filter_, ids, asked, 1).tolist() == [255] * 3
-    assert count_ids.counts_of(filter_, ids, asked, 2).tolist() == [0] * 3
+        admission.add_counts(filter_, ids, asked, torch.full_like(ids, 200), 1)
+    assert admission.counts_of(filter_, ids, asked, 1).tolist() == [255] * 3
+    assert admission.counts_of(filter_, ids, asked, 2).tolist() == [0] * 3
     assert filter_.state[:3].tolist() == [0, 3, 0]

@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from hedgerow.core.errors import ConfigError, InputError
-from hedgerow.launch.device import device_index
-from hedgerow.launch.meeting_point import first_host, meeting_point
+from hedgerow.launch.process_group import device_index, first_host, meeting_point
 from hedgerow.launch.rank_info import RankInfo, get_mpi_rank, get_mpi_size, rank_info
 
 OMPI = {

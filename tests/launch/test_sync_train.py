@@ -20,14 +20,14 @@ from torch import nn
 
 import hedgerow as hr
 from hedgerow.core.errors import InputError, LaunchError, VariableMissingError
-from hedgerow.launch import comm_bench
-from hedgerow.launch.bps_env import bps_env
-from hedgerow.launch.hooks import BroadcastHook, TelemetryHook
-from hedgerow.launch.pinned import PinnedTensors
 from hedgerow.launch.process_group import end_process_group, start_process_group
-from hedgerow.launch.transports import ModuleTransport, TorchTransport, asked_for
 from hedgerow.monolith import distribution_utils as utils
 from hedgerow.monolith.distributed_serving_ops import create_parameter_sync_clients
+from hedgerow.monolith.launch import comm_bench
+from hedgerow.monolith.launch.bps import bps_env
+from hedgerow.monolith.launch.gpu_options import PinnedTensors
+from hedgerow.monolith.launch.sync_train import BroadcastHook, TelemetryHook
+from hedgerow.monolith.launch.transports import ModuleTransport, TorchTransport, asked_for
 from hedgerow.train.loop import Trainer
 
 from ..golden.serving_launch import job
@@ -256,7 +256,7 @@ def test_an_interface_without_address_takes_the_hosts_or_says_so() -> None:
             utils.bps_init("u1", environ=dict(OMPI), address_of=lambda _: "")
 
 
-def test_the_original_fails_without_network_devices() -> None:
+def test_monolith_fails_without_network_devices() -> None:
     with job(["byteps"]) as calls, pytest.raises(KeyError, match="UCX_NET_DEVICES"):
         utils.bps_init(
             "u1", transport="reference", environ=dict(OMPI), address_of=lambda _: "10.0.0.1"
@@ -395,7 +395,7 @@ def test_new_tensors_are_pinned_if_gpus_want_them() -> None:
         asked.append(given)
 
     mode = PinnedTensors()
-    with mock.patch("hedgerow.launch.pinned._FACTORIES", frozenset({empty})):
+    with mock.patch("hedgerow.monolith.launch.gpu_options._FACTORIES", frozenset({empty})):
         for given in ({}, {"device": "cpu"}, {"device": "cuda"}, {"pin_memory": False}):
             mode.__torch_function__(empty, (), (3,), given)
     pinned = {"pin_memory": True}

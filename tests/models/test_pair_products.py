@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hedgerow.models.pair_products import PairProducts
+from hedgerow.models.layers import PairProducts
 
 
 def test_products_and_gradients_are_those_of_plain_autograd() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from hedgerow.tables import original
+from hedgerow.tables import monolith_rules
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Uniform
-from hedgerow.tables.optimizer_base import Optimizer
+from hedgerow.tables.optimizers import Optimizer
 
-ADAGRAD = original.Adagrad()
+ADAGRAD = monolith_rules.Adagrad()
 
 
 def config(name: str, *optimizers: Optimizer, dim: int = 3) -> TableConfig:

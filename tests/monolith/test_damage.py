@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 
 from hedgerow.core.errors import FileDamagedError, FileMissingError, HedgerowError, InputError
-from hedgerow.data.record_frames import payloads
-from hedgerow.monolith.checkpoint_files import (
+from hedgerow.data.tfrecord_format import payloads
+from hedgerow.monolith.files.exporter import export_table, export_tables
+from hedgerow.monolith.files.importer import import_table, import_tables
+from hedgerow.monolith.files.records import (
     FileSet,
+    SnappyReader,
     file_count,
     find_bases,
     find_files,
     first_base,
     numbered,
 )
-from hedgerow.monolith.exporter import export_table, export_tables
-from hedgerow.monolith.importer import import_table, import_tables
-from hedgerow.monolith.snappy_stream import SnappyReader
-from hedgerow.tables import original
+from hedgerow.tables import monolith_rules
 from hedgerow.tables.host import HostTable
 from tests.support import everything
 
 from .files import config, trained
 
-CONFIGS = {"a": config("a", original.Adam()), "b": config("b", original.Ftrl())}
+CONFIGS = {"a": config("a", monolith_rules.Adam()), "b": config("b", monolith_rules.Ftrl())}
 
 
 def _boundaries(path: Path) -> set[int]:

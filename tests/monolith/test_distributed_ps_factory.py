@@ -1,4 +1,4 @@
-"""The factories under the original's names: arguments, lists, queues, and that tables learn."""
+"""The factories under Monolith's names: arguments, lists, queues, and that tables learn."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 from hedgerow.core.errors import NotSupportedError
 from hedgerow.core.ids import Ragged
 from hedgerow.monolith import distributed_ps_factory as door
-from hedgerow.monolith.describe import chain, shards_of
-from hedgerow.monolith.hash_filters import create_hash_filters
-from hedgerow.monolith.multi_hash_table import CachedConfig
-from hedgerow.monolith.sync_client import DummySyncClient
+from hedgerow.monolith.distributed_ps_factory import trainer_choice
+from hedgerow.monolith.layouts import OutConfig, Slice
+from hedgerow.monolith.sync.clients import DummySyncClient
+from hedgerow.monolith.tables.describe import chain, shards_of
+from hedgerow.monolith.tables.hash_filters import create_hash_filters
+from hedgerow.monolith.tables.multi_hash_table import CachedConfig
+from hedgerow.monolith.tables.partitioned import FeatureIds
 from hedgerow.monolith.test_utils import generate_test_hash_table_config
-from hedgerow.monolith.trainer_choice import trainer_choice
-from hedgerow.nn.partitioned_table import Examples
-from hedgerow.ops.layout import OutConfig, Slice
-from hedgerow.sharding.local_exchange import LocalExchange
+from hedgerow.sharding.exchange import LocalExchange
 from hedgerow.sharding.pipeline import Item
+from hedgerow.tables.admission import SlidingFilter
 from hedgerow.tables.compressors import Fp16
 from hedgerow.tables.config import TableConfig
-from hedgerow.tables.filters import SlidingFilter
 from tests.golden.tables_factory import server_addresses
 
 NO = inspect.Parameter.empty
@@ -93,7 +93,7 @@ KEYWORD_ONLY = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_arguments_are_the_originals(name: str) -> None:
+def test_arguments_are_monolith(name: str) -> None:
     found = inspect.signature(getattr(door, name)).parameters
     assert {n: p.default for n, p in found.items()} == SIGNATURES[name]
     assert list(found) == list(SIGNATURES[name])
@@ -125,7 +125,7 @@ def test_classes_are_there() -> None:
     assert {"from_configs", "from_cached_config"} <= set(dir(door.MultiHashTable))
 
 
-# ---- the original's smoke tests: two slots of one config, dim 4, rate 0.1
+# ---- Monolith's smoke tests: two slots of one config, dim 4, rate 0.1
 
 
 def slots() -> dict[str, TableConfig]:
@@ -362,7 +362,7 @@ def test_the_filter_of_a_partitioned_shard_is_its_own(native: bool, remote: bool
             layout_configs={"vec": OutConfig("CONCAT", (Slice("1", 0, 4),))},
         )
         batch = {"1": (False, Ragged.from_lists([[i] for i in range(10)]))}
-        with table.queues as queues, queues.ahead([Item(Examples(batch, 10), step=0)]) as ahead:
+        with table.queues as queues, queues.ahead([Item(FeatureIds(batch, 10), step=0)]) as ahead:
             for item in ahead:
                 grads = {name: torch.ones_like(own) for name, own in item.value.layouts.items()}
                 table.put_gradients(item.value, grads, step=0)

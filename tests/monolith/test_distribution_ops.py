@@ -1,4 +1,4 @@
-"""The door of the ops: the original's names and order of arguments."""
+"""The door of the ops: Monolith's names and order of arguments."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _bare(function: object) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(SIGNATURES))
-def test_arguments_have_the_original_s_names_and_order(name: str) -> None:
+def test_arguments_have_monolith_names_and_order(name: str) -> None:
     assert _bare(getattr(ops, name)) == SIGNATURES[name]
 
 

@@ -1,4 +1,4 @@
-"""Names of tables in checkpoints: the original's, ours beside them, and a load finds either."""
+"""Names of tables in checkpoints: Monolith's, ours beside them, and a load finds either."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from hedgerow.monolith import distributed_ps_factory as door
+from hedgerow.monolith.tables.merged import MergedMultiTypeTable, legacy_names, merged_name
 from hedgerow.monolith.test_utils import generate_test_hash_table_config
 from hedgerow.routing.router import Router
 from hedgerow.tables.checkpoint.load import load_tables
 from hedgerow.tables.checkpoint.save import save_tables
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Uniform
-from hedgerow.tables.multi.merged import MergedMultiTypeTable
-from hedgerow.tables.multi.merged_names import legacy_names, merged_name
 from hedgerow.tables.optimizers import Sgd
 from tests.support import everything
 

@@ -1,4 +1,4 @@
-"""The door of the combiners: the original's names and order of arguments."""
+"""The door of the combiners: Monolith's names and order of arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hedgerow.monolith import embedding_combiners as combiners
 
 
 @pytest.mark.parametrize("name", ["Combiner", "ReduceSum", "ReduceMean", "FirstN"])
-def test_arguments_have_the_original_s_names_and_order(name: str) -> None:
+def test_arguments_have_monolith_names_and_order(name: str) -> None:
     parameters = inspect.signature(getattr(combiners, name).combine).parameters
     assert list(parameters) == ["self", "key", "embedding", "name"]
     assert parameters["name"].default is None

@@ -1,4 +1,4 @@
-"""Tables through the original's files and back: every optimizer, many tables, who takes what."""
+"""Tables through Monolith's files and back: every optimizer, many tables, who takes what."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 
 from hedgerow.core import protobuf
 from hedgerow.core.errors import InputError, NotFiniteError, ServingTableError, UnknownNameError
-from hedgerow.data.record_frames import frame
-from hedgerow.monolith import exporter
-from hedgerow.monolith.checkpoint_files import find_files, meta_base, numbered
-from hedgerow.monolith.entry_dump import encode_entry
-from hedgerow.monolith.exporter import export_table, export_tables
-from hedgerow.monolith.importer import Imported, ImportedTable, import_table, import_tables
-from hedgerow.monolith.listing import list_tables
-from hedgerow.monolith.records import read_counts
-from hedgerow.tables import optimizers, original
+from hedgerow.data.tfrecord_format import frame
+from hedgerow.monolith.files import exporter
+from hedgerow.monolith.files.entry_dump import encode_entry
+from hedgerow.monolith.files.exporter import export_table, export_tables
+from hedgerow.monolith.files.importer import (
+    Imported,
+    ImportedTable,
+    import_table,
+    import_tables,
+    list_tables,
+)
+from hedgerow.monolith.files.records import find_files, meta_base, numbered, read_counts
+from hedgerow.tables import monolith_rules, optimizers
 from hedgerow.tables.compressors import Fp16
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
@@ -29,20 +33,20 @@ from tests.support import EXTREME_IDS, everything
 from .files import ADAGRAD, config, trained
 
 SAVED = [
-    original.Sgd(),
-    original.Adagrad(),
-    original.DynamicWdAdagrad(decouple_weight_decay=True, weight_decay_factor=0.1),
-    original.Adadelta(),
-    original.Adam(),
-    original.AmsGrad(),
-    original.Ftrl(),
-    original.GroupFtrl(),
-    original.GroupAdagrad(),
-    original.Momentum(),
-    original.MovingAverage(),
-    original.RmsProp(),
-    original.RmsPropV2(),
-    original.BatchSoftmax(),
+    monolith_rules.Sgd(),
+    monolith_rules.Adagrad(),
+    monolith_rules.DynamicWdAdagrad(decouple_weight_decay=True, weight_decay_factor=0.1),
+    monolith_rules.Adadelta(),
+    monolith_rules.Adam(),
+    monolith_rules.AmsGrad(),
+    monolith_rules.Ftrl(),
+    monolith_rules.GroupFtrl(),
+    monolith_rules.GroupAdagrad(),
+    monolith_rules.Momentum(),
+    monolith_rules.MovingAverage(),
+    monolith_rules.RmsProp(),
+    monolith_rules.RmsPropV2(),
+    monolith_rules.BatchSoftmax(),
     optimizers.Sgd(),
     optimizers.Adagrad(),
     optimizers.Ftrl(),
@@ -51,7 +55,7 @@ SAVED = [
 
 @pytest.mark.parametrize("optimizer", SAVED, ids=lambda o: o.kind)
 def test_rows_states_and_times_of_every_optimizer_come_back(
-    optimizer: original.Optimizer, tmp_path: Path
+    optimizer: monolith_rules.Optimizer, tmp_path: Path
 ) -> None:
     cfg = config("user", optimizer, ADAGRAD, optimizer)
     table, copy = trained(cfg, EXTREME_IDS), trained(cfg, [99])
@@ -158,7 +162,7 @@ def _single(folder: Path, *payloads: bytes) -> Path:
 def test_a_missing_time_is_zero(tmp_path: Path) -> None:
     row = protobuf.sfixed64_field(1, 5) + protobuf.floats_field(2, np.ones(3, np.float32))
     opt = protobuf.bytes_field(3, bytes.fromhex("0a021200"))
-    table = HostTable(config("user", original.Sgd()))
+    table = HostTable(config("user", monolith_rules.Sgd()))
     import_table(_single(tmp_path, row + opt), table)
     assert table.entries(torch.tensor([5])).ts.tolist() == [0]
 
@@ -184,13 +188,13 @@ def test_an_error_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "wanted", "what"),
     [
-        (original.Adam(), ADAGRAD, r"saved by adam; segments\[0\] has adagrad"),
-        (original.Adam(), optimizers.Adam(), r"saved by adam; segments\[0\] has Adam"),
-        (original.MovingAverage(), ADAGRAD, "states of 0 segments; the table has 1"),
+        (monolith_rules.Adam(), ADAGRAD, r"saved by adam; segments\[0\] has adagrad"),
+        (monolith_rules.Adam(), optimizers.Adam(), r"saved by adam; segments\[0\] has Adam"),
+        (monolith_rules.MovingAverage(), ADAGRAD, "states of 0 segments; the table has 1"),
     ],
 )
 def test_states_of_another_optimizer_are_refused_or_reset(
-    saved: original.Optimizer, wanted: original.Optimizer, what: str, tmp_path: Path
+    saved: monolith_rules.Optimizer, wanted: monolith_rules.Optimizer, what: str, tmp_path: Path
 ) -> None:
     source = trained(config("user", saved), [1])
     export_table(source, tmp_path / "user")
@@ -231,7 +235,7 @@ def test_states_no_update_leaves_behind_are_refused(tmp_path: Path) -> None:
 def test_rows_that_are_not_finite_are_refused_or_dropped_by_the_tables_rule(tmp_path: Path) -> None:
     bad = np.array([1, np.nan, 1], np.float32)
     base = _single(tmp_path, encode_entry(7, bad, bytes.fromhex("0a021200"), 0))
-    segment = config("user", original.Sgd()).segments
+    segment = config("user", monolith_rules.Sgd()).segments
     with pytest.raises(NotFiniteError, match=r"table 'user', id 7 .*holds nan"):
         import_table(base, HostTable(TableConfig("user", segment)))
     table = HostTable(TableConfig("user", segment, not_finite="drop"))
@@ -256,7 +260,7 @@ def test_single_and_several_are_not_confused(tmp_path: Path) -> None:
         export_tables({}, tmp_path / "none")
 
 
-def test_what_the_original_cannot_hold_is_not_exported(tmp_path: Path) -> None:
+def test_what_monolith_cannot_hold_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"segments\[0\] learns with Adam"):
         export_table(HostTable(config("user", optimizers.Adam())), tmp_path / "user")
     serving = HostTable(TableConfig("user", (Segment(3, compressor=Fp16()),), serving=True))

@@ -1,4 +1,4 @@
-"""The layout op under the original's names: arguments, versions, and its serialized message."""
+"""The layout op under Monolith's names: arguments, versions, and its serialized message."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from hedgerow.core.protobuf import bytes_field, varint, varint_field
-from hedgerow.monolith import layout_door
-from hedgerow.monolith.feature_configs import read_feature_configs
-from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice
+from hedgerow.monolith.layouts import FeatureConfigs, LayoutFeature, OutConfig, Slice, monolith_call
+from hedgerow.monolith.layouts.monolith_call import read_feature_configs
 from tests.ops.layout_cases import batch_of, grads_like
 from tests.ops.layout_model import by_shard, older_words
 
@@ -20,7 +19,7 @@ OUT_TYPES = {"CONCAT": 0, "STACK": 1, "ADDN": 2, "NONE": 3}
 
 
 def message_of(config: FeatureConfigs, packed: bool = True) -> bytes:
-    """The message the original would write, its own fields filled in."""
+    """The message Monolith would write, its own fields filled in."""
 
     def repeated(number: int, values: tuple[int, ...]) -> bytes:
         if packed:
@@ -49,14 +48,14 @@ def message_of(config: FeatureConfigs, packed: bool = True) -> bytes:
     return b"".join(parts)
 
 
-def test_arguments_are_the_originals() -> None:
-    first = inspect.signature(layout_door.fused_embedding_to_layout).parameters
+def test_arguments_are_monolith() -> None:
+    first = inspect.signature(monolith_call.fused_embedding_to_layout).parameters
     assert list(first) == [
         "embeddings_list", "fid_list_row_split", "fid_offset", "feature_offset", "nfl_offset",
         "batch_size", "variant_type", "feature_cfgs", "ps_num", "fid_list_emb_row_lenth",
         "nfl_size", "feature_size", "fid_size", "emb_size", "parallel_flag", "version",
     ]  # fmt: skip
-    second = inspect.signature(layout_door.fused_embedding_to_layout_grad).parameters
+    second = inspect.signature(monolith_call.fused_embedding_to_layout_grad).parameters
     assert list(second) == [
         "nfl_offset", "feature_offset", "fid_offset", "batch_size", "embeddings_list",
         "fid_list_row_split", "layout_tensors_grad", "variant_type", "feature_cfgs", "ps_num",
@@ -86,14 +85,14 @@ def test_versions_1_to_5_agree_forward_and_backward(seed: int) -> None:
             sizes["emb_size"] = found.emb_size
         rows: Any = torch.tensor([4], dtype=torch.int32) if version == 5 else 4
         splits = found.fid_list_row_splits
-        outputs = layout_door.fused_embedding_to_layout(
+        outputs = monolith_call.fused_embedding_to_layout(
             lists, splits, words, found.feature_offset, found.nfl_offset, rows, "examplebatch",
             message_of(config, packed=seed % 2 == 0), 3, found.emb_lengths, **sizes,
             version=version,
         )  # fmt: skip
         fed = grads_like(outputs)
         for scale in (None, 0.25):
-            plain = layout_door.fused_embedding_to_layout_grad(
+            plain = monolith_call.fused_embedding_to_layout_grad(
                 found.nfl_offset, found.feature_offset, words, rows, lists, splits, fed,
                 "instance", config, 3, found.emb_lengths, scale, version=version,
             )  # fmt: skip
@@ -113,9 +112,9 @@ def _by_table(flat: torch.Tensor, batch: Any) -> list[torch.Tensor]:
 
 def test_messages_are_read_whole() -> None:
     features = {
-        "f": Feature("t", "SUM", (1, 300), 7),
-        "é": Feature("u", "FIRSTN", (4,), 3),
-        "m": Feature("t", "MEAN", (2, 2)),
+        "f": LayoutFeature("t", "SUM", (1, 300), 7),
+        "é": LayoutFeature("u", "FIRSTN", (4,), 3),
+        "m": LayoutFeature("t", "MEAN", (2, 2)),
     }
     outs = {
         "a": OutConfig("CONCAT", (Slice("f", 0, 200), Slice("m", 1, 2)), ((-1, 201),)),
@@ -159,7 +158,7 @@ def test_the_door_refuses_what_it_cannot_read() -> None:
         "feature_cfgs": batch.config,
         "ps_num": 1,
     }
-    assert layout_door.fused_embedding_to_layout(**given)
+    assert monolith_call.fused_embedding_to_layout(**given)
     for change, message in (
         ({"variant_type": "Example"}, "variant_type is 'Example'"),
         ({"feature_cfgs": {}}, "feature_cfgs is a dict"),
@@ -168,4 +167,4 @@ def test_the_door_refuses_what_it_cannot_read() -> None:
         ({"version": 4}, "needs emb_lengths"),
     ):
         with pytest.raises(ValueError, match=message):
-            layout_door.fused_embedding_to_layout(**{**given, **change})
+            monolith_call.fused_embedding_to_layout(**{**given, **change})

@@ -9,10 +9,10 @@ import torch
 
 from hedgerow.core.ids import Ragged
 from hedgerow.monolith import distributed_ps_factory as door
-from hedgerow.monolith.describe import shards_of
-from hedgerow.nn.partitioned_table import Examples
+from hedgerow.monolith.layouts import OutConfig, Slice
+from hedgerow.monolith.tables.describe import shards_of
+from hedgerow.monolith.tables.partitioned import FeatureIds
 from hedgerow.ops.combiners import Combiner, FirstN, ReduceMean, ReduceSum
-from hedgerow.ops.layout import OutConfig, Slice
 from hedgerow.sharding.pipeline import Item
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Uniform, Zeros
@@ -54,7 +54,7 @@ def make(num_ps: int, native: bool, **settings: Any) -> Any:
 
 def train(table: Any) -> dict[str, torch.Tensor]:
     """Three steps through the queues, which are off."""
-    source = [Item(Examples(BATCH, 2), step=step) for step in range(3)]
+    source = [Item(FeatureIds(BATCH, 2), step=step) for step in range(3)]
     with table.queues as queues, queues.ahead(source) as ahead:
         for item in ahead:
             grads = {name: torch.ones_like(value) for name, value in item.value.layouts.items()}
@@ -157,7 +157,7 @@ def shared_id(num_ps: int, unique: bool, parity: bool, **settings: Any) -> float
         "a": (False, Ragged.from_lists([[7], [7]])),
         "b": (False, Ragged.from_lists([[7], []])),
     }
-    source = [Item(Examples(batch, 2), step=0)]
+    source = [Item(FeatureIds(batch, 2), step=0)]
     try:
         with table.queues as queues, queues.ahead(source) as ahead:
             for item in ahead:

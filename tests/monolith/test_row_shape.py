@@ -13,17 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow.core import protobuf as pb
-from hedgerow.data.record_frames import frame
-from hedgerow.monolith import table_rows
-from hedgerow.monolith.checkpoint_files import find_files, numbered
-from hedgerow.monolith.entry_dump import decode_entry, encode_entry
-from hedgerow.monolith.exporter import export_table, export_tables
-from hedgerow.monolith.importer import ImportedTable, import_table, import_tables
-from hedgerow.monolith.optimizer_dump import encode_dump, form_of
-from hedgerow.monolith.records import Record, read_records
-from hedgerow.monolith.row_shape import RowShape
-from hedgerow.monolith.table_rows import RowBatch
-from hedgerow.tables import original
+from hedgerow.data.tfrecord_format import frame
+from hedgerow.monolith.files import importer
+from hedgerow.monolith.files.entry_dump import (
+    RowShape,
+    decode_entry,
+    encode_dump,
+    encode_entry,
+    form_of,
+)
+from hedgerow.monolith.files.exporter import export_table, export_tables
+from hedgerow.monolith.files.importer import ImportedTable, RowBatch, import_table, import_tables
+from hedgerow.monolith.files.records import FileRecord, find_files, numbered, read_records
+from hedgerow.tables import monolith_rules
 from hedgerow.tables.host import HostTable
 from tests.support import EXTREME_IDS, everything
 
@@ -72,7 +74,7 @@ def test_a_batch_of_any_forms_equals_single_rows(
     batch = RowBatch(config("user"))
     payloads = [_row(*row) for row in rows]
     for i, payload in enumerate(payloads):
-        batch.add(Record(None, Path("demo"), i, payload))
+        batch.add(FileRecord(None, Path("demo"), i, payload))
     entries, resets = batch.take()
     single = [decode_entry(payload) for payload in payloads]
     assert resets == 0
@@ -83,7 +85,9 @@ def test_a_batch_of_any_forms_equals_single_rows(
 
 
 @pytest.mark.parametrize("optimizer", FIXED, ids=lambda o: o.kind)
-def test_what_we_write_has_the_usual_form(optimizer: original.Optimizer, tmp_path: Path) -> None:
+def test_what_we_write_has_the_usual_form(
+    optimizer: monolith_rules.Optimizer, tmp_path: Path
+) -> None:
     cfg = config("user", optimizer, ADAGRAD)
     export_table(trained(cfg, EXTREME_IDS), tmp_path / "user")
     payloads = [record.payload for record in read_records(find_files(tmp_path / "user"))]
@@ -114,7 +118,7 @@ def test_many_batches_make_one_table(tmp_path: Path) -> None:
     tables = {name: trained(config(name), list(range(40)), steps=1) for name in "ab"}
     export_tables(tables, tmp_path / "all", files=2)
     copies = {name: HostTable(table.config) for name, table in tables.items()}
-    with mock.patch.object(table_rows, "_BATCH_BYTES", 300):
+    with mock.patch.object(importer, "_BATCH_BYTES", 300):
         done = import_tables(tmp_path / "all", copies)
     assert done.tables == {name: ImportedTable(40, 40) for name in "ab"}
     assert {k: everything(t) for k, t in copies.items()} == {

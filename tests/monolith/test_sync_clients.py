@@ -1,4 +1,4 @@
-"""Parameter sync by the original's names: its published tests, and the rules of its clients."""
+"""Parameter sync by Monolith's names: its published tests, and the rules of its clients."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from hedgerow.core import registry
+from hedgerow.core import process_state
 from hedgerow.core.errors import DtypeError, InputError
 from hedgerow.monolith import distributed_ps_factory as factory
 from hedgerow.monolith import distributed_serving_ops as door
-from hedgerow.monolith.describe import shards_of, shared_names
+from hedgerow.monolith.layouts import OutConfig, Slice
+from hedgerow.monolith.tables.describe import shards_of, shared_names
 from hedgerow.monolith.test_utils import generate_test_hash_table_config
-from hedgerow.ops.layout import OutConfig, Slice
-from hedgerow.sharding.local_exchange import LocalExchange
+from hedgerow.sharding.exchange import LocalExchange
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Zeros
-from hedgerow.tables.original import Sgd
-from hedgerow.wire import push, push_split
+from hedgerow.tables.monolith_rules import Sgd
+from hedgerow.wire import push
+from hedgerow.wire import push as push_messages
 from hedgerow.wire import tensors as wire_tensors
 from hedgerow.wire.codec import to_bytes
 from hedgerow.wire.messages import parameter_sync, tf_serving
-from hedgerow.wire.services import PREDICTION_SERVICE, methods
+from hedgerow.wire.rpc import PREDICTION_SERVICE, methods
 
 from ..ps.servers import server_thread
 
 
 @pytest.fixture(autouse=True)
 def _fresh_names() -> Iterator[None]:
-    registry.clear()
+    process_state.clear()
     yield
-    registry.clear()
+    process_state.clear()
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def config_of(servers: list[door.DummySyncServer], **more: Any) -> bytes:
     return to_bytes(parameter_sync.ClientConfig(targets=targets, **more))
 
 
-# ---- A13: the original's published tests
+# ---- A13: Monolith's published tests
 
 
 def test_published_1_two_dummy_servers_get_both_rows(servers: list[door.DummySyncServer]) -> None:
@@ -131,10 +132,10 @@ def test_published_5_split() -> None:
         rows = torch.arange(n).float()[:, None].expand(-1, dim).contiguous()
         push.add_rows(request, f"table{i}", torch.arange(n), rows)
     assert request.ByteSize() == 111
-    assert push_split.split(request, rule="reference") == [request]
+    assert push_messages.split_request(request, rule="reference") == [request]
     request.timeout_in_ms = 100
     assert request.ByteSize() == 113
-    parts = push_split.split(request, 60, "reference")
+    parts = push_messages.split_request(request, 60, "reference")
     found = [[len(delta.fids) for delta in part.delta_hash_tables] for part in parts]
     assert found == [[0, 1, 1], [0, 1, 2]]
 
@@ -151,7 +152,7 @@ def test_published_6_touched_keys(servers: list[door.DummySyncServer]) -> None:
 # ---- clients
 
 
-def test_clients_have_the_original_s_names_and_places() -> None:
+def test_clients_have_monolith_names_and_places() -> None:
     one, two = door.create_parameter_sync_clients(2)
     assert [one.handle.name, two.handle.name] == ["MonolithSyncClient_0", "MonolithSyncClient_1"]
     assert [one.placement, two.placement] == [

@@ -7,7 +7,7 @@ import torch
 
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError, InputError, StateError
-from hedgerow.monolith.sync_schedule import EVERY_S, ParameterSyncHook, ParameterSyncLoop
+from hedgerow.monolith.sync.clients import EVERY_S, ParameterSyncHook, ParameterSyncLoop
 from hedgerow.train.loop import Trainer
 
 
@@ -43,7 +43,7 @@ def test_a_loop_refreshes_before_every_step_and_survives_failures() -> None:
 
 
 def test_a_loop_survives_errors_that_are_not_ours() -> None:
-    """A backend of the original raises TypeError, ZooKeeper's client its own errors."""
+    """A backend of Monolith raises TypeError, ZooKeeper's client its own errors."""
 
     def refresh() -> bytes:
         raise TypeError("an info without grpc")
@@ -53,7 +53,7 @@ def test_a_loop_survives_errors_that_are_not_ours() -> None:
     assert loop.failures >= 2
 
 
-def test_a_loop_waits_between_steps_as_the_original_and_stops_at_once() -> None:
+def test_a_loop_waits_between_steps_as_monolith_and_stops_at_once() -> None:
     loop = ParameterSyncLoop(Client(), lambda: b"")
     assert loop.every_s == EVERY_S == 10.0
     with loop:  # stops without waiting for the next step

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hedgerow import native
-from hedgerow.native import reference
+from tests.twins import native_core
 
 POOLINGS = [("sum", 0), ("mean", 0), ("sqrtn", 0), ("max", 0), ("first", 2), ("none", 0)]
 DIMS = (3, 1)  # of the two tables
@@ -144,7 +144,7 @@ def of_core(
 def test_the_core_does_what_its_twin_does(seed: int) -> None:
     given, training, clip = case(seed), seed % 3 != 0, (0, 0, 0.7)[seed // 40]
     many = 1 + seed % 2
-    ours, theirs = (of_core(core, given, training, many, clip) for core in (native, reference))
+    ours, theirs = (of_core(core, given, training, many, clip) for core in (native, native_core))
     for one, other in zip(ours, theirs, strict=True):
         assert one.shape == other.shape
         assert np.array_equal(one, other), (given.poolings, one, other)
@@ -159,7 +159,7 @@ def test_both_find_the_first_gradient_that_is_not_finite(seed: int) -> None:
         one = filled[random.integers(len(filled))]
         one.flat[random.integers(one.size)] = random.choice([np.nan, np.inf, -np.inf])
     told = []
-    for core in (native, reference):
+    for core in (native, native_core):
         tables = tables_of(core)
         features = [
             (tables[t], t, kind, first, True)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow import native
-from hedgerow.native import reference
+from tests.twins import native_core
 
 SMALL = st.integers(-3, 12)
 IDS = st.one_of(SMALL, st.sampled_from([-(2**63), 2**63 - 1, -1]))
-CORES = (native, reference)
+CORES = (native, native_core)
 
 
 def addresses(arrays: list[np.ndarray]) -> list[int]:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow import native
-from hedgerow.native import reference
-from hedgerow.ops.layout.inputs import indices
+from hedgerow.monolith.layouts.inputs import indices
 from tests.ops.layout_cases import batch_of, grads_like
 from tests.support import isa
+from tests.twins import native_core
 
 SEEDS = st.integers(0, 2**31)
 
@@ -34,7 +34,7 @@ def test_layouts_agree(seed: int, name: str, is_double: bool) -> None:
     addresses = [one.data_ptr() for one in (found.nfl_offset, found.feature_offset)]
     last = found.fid_offset.data_ptr()
     results = []
-    for core in (native, reference):
+    for core in (native, native_core):
         tables = core.LayoutPlan(len(batch.config.names), tasks)
         work = core.LayoutBatch(plan.lists, requests, plan.lengths, *addresses, False, last)
         assert (tables.features(), tables.outputs()) == (
@@ -70,7 +70,7 @@ def test_faults_agree(seed: int) -> None:
     requests = [number for one in plan.requests for number in vars(one).values()]
     fid, offsets, nfl = (one.data_ptr() for one in index)
     faults = []
-    for core in (native, reference):
+    for core in (native, native_core):
         work = core.LayoutBatch(plan.lists, requests, plan.lengths, nfl, offsets, False, fid)
         faults.append(work.check(core.LayoutPlan(len(batch.config.names), tasks)))
     assert faults[0] == faults[1]
@@ -95,7 +95,7 @@ def test_the_producer_agrees(seed: int, unique: bool, shards: int) -> None:
     count = len(features) // 5
     starts = np.arange(count * shards, dtype=np.int64).reshape(count, shards) * 64
     results = []
-    for core in (native, reference):
+    for core in (native, native_core):
         words, fids = np.zeros(total, np.int64), np.zeros(count * shards * 64 + 1, np.int64)
         offsets, counts = np.zeros(entry, np.int32), np.zeros((count, shards), np.int64)
         places = (words.ctypes.data, offsets.ctypes.data, counts.ctypes.data)

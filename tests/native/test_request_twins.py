@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow import native
-from hedgerow.native import reference
 from hedgerow.wire.messages import tensor, tf_serving
-from hedgerow.wire.predict_bytes import request_bytes
+from hedgerow.wire.predict import request_bytes
+from tests.twins import native_core
 
 TEXTS = st.text(max_size=5)
 SIZES = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 3)
@@ -112,14 +112,14 @@ def _check_as_protobuf(data: bytes, found: Any) -> None:
 @given(PLAIN_REQUESTS)
 def test_plain_requests_are_read(data: bytes) -> None:
     found = native.plain_request(data)
-    assert found == reference.plain_request(data)
+    assert found == native_core.plain_request(data)
     _check_as_protobuf(data, found)
 
 
 @given(_spoilt() | st.binary(max_size=60))
 def test_other_bytes_are_read_alike_or_left_to_a_parser(data: bytes) -> None:
     found = native.plain_request(data)
-    assert found == reference.plain_request(data)
+    assert found == native_core.plain_request(data)
     if found is not None:
         try:
             _check_as_protobuf(data, found)
@@ -132,7 +132,7 @@ def test_what_our_clients_send_is_plain_and_aligned() -> None:
     values = {"id": torch.arange(3), "weight": torch.ones(5), "no": torch.arange(2)}
     data = request_bytes(spec, values)
     found = native.plain_request(data)
-    assert found == reference.plain_request(data)
+    assert found == native_core.plain_request(data)
     assert found is not None
     assert [start % 16 for _, _, start, _ in found[3].values()] == [0, 0, 0]
     _check_as_protobuf(data, found)
@@ -147,7 +147,7 @@ def test_many_inputs_are_left_to_a_parser() -> None:
     assert len(found[3]) == 256
 
 
-@pytest.mark.parametrize("core", [native, reference])
+@pytest.mark.parametrize("core", [native, native_core])
 def test_only_what_a_parser_takes_is_plain(core: Any) -> None:
     """A length in more than five bytes is refused by protobuf; many paddings by the screen."""
     for length, taken in ((b"\x83\x80\x80\x80\x00", True), (b"\x83\x80\x80\x80\x80\x00", False)):
@@ -180,13 +180,13 @@ def test_rows_between_bytes_agree(ids: list[int], part: float, around: bytes) ->
     counts = [first, len(ids) - first]
     ours, twin = (
         core.lookup_between(_tables(core), message, len(around), counts, around, b"tail")
-        for core in (native, reference)
+        for core in (native, native_core)
     )
     assert ours == twin
     assert len(ours) == len(around) + 4 * (3 * first + len(ids) - first) + len(b"tail")
 
 
-@pytest.mark.parametrize("core", [native, reference])
+@pytest.mark.parametrize("core", [native, native_core])
 @pytest.mark.parametrize(
     ("start", "counts"),
     [(0, [2, 2]), (9, [1, 2]), (25, [0, 0]), (0, [2**61, 0]), (0, [2**63, 2**63]), (0, [3])],
@@ -196,7 +196,7 @@ def test_ids_beyond_a_message_are_refused(core: Any, start: int, counts: list[in
         core.lookup_between(_tables(core), bytes(24), start, counts, b"", b"")
 
 
-@pytest.mark.parametrize("core", [native, reference])
+@pytest.mark.parametrize("core", [native, native_core])
 def test_rows_of_no_table_are_refused(core: Any) -> None:
     with pytest.raises((ValueError, AttributeError)):
         core.lookup_between([None], bytes(8), 0, [1], b"", b"")
@@ -217,13 +217,13 @@ def test_rows_after_bytes_agree(
     counts = [len(one) for one in ids]
     ours, twin = (
         core.rows_after(_tables(core), places, counts, 0, [before, b"x"], [between, b""])
-        for core in (native, reference)
+        for core in (native, native_core)
     )
     assert ours == twin
     assert (ours is None) == (7 in first)
 
 
-@pytest.mark.parametrize("core", [native, reference])
+@pytest.mark.parametrize("core", [native, native_core])
 def test_rows_after_bytes_need_all_their_parts(core: Any) -> None:
     tables, empty = _tables(core), [b"", b""]
     for counts, before in (([0], empty), ([0, 0], [b""]), ([0, 0, 0], empty)):
@@ -233,7 +233,7 @@ def test_rows_after_bytes_need_all_their_parts(core: Any) -> None:
         core.rows_after([None], [0], [0], 0, [b""], [b""])
 
 
-@pytest.mark.parametrize("core", [native, reference])
+@pytest.mark.parametrize("core", [native, native_core])
 def test_tensors_without_values_are_plain_beside_others(core: Any) -> None:
     """A push names all tables, those without keys as well; without any content it is no raw one."""
     empty, one = (9, [0], b"", False), (9, [1], bytes(8), False)
@@ -265,7 +265,7 @@ def test_rows_assigned_out_of_a_message_agree(bad: int | None, strict: bool) -> 
     )
     places = [(16, 2, 32), (56, 1, 64)]
     found = []
-    for core in (native, reference):
+    for core in (native, native_core):
         tables = _tables(core)
         done = core.assign_in(tables, message, places, [1, 2], [strict, strict])
         assert done == (bad is None or not strict)
@@ -274,7 +274,7 @@ def test_rows_assigned_out_of_a_message_agree(bad: int | None, strict: bool) -> 
     assert (found[0] == [rows.tobytes() for rows in values]) == (bad is None)
 
 
-@pytest.mark.parametrize("core", [native, reference])
+@pytest.mark.parametrize("core", [native, native_core])
 def test_what_does_not_stand_in_a_message_is_not_assigned(core: Any) -> None:
     tables, rules = _tables(core), ([0, 0], [True, True])
     assert not core.assign_in(tables, bytes(64), [(1, 1, 16), (8, 1, 16)], *rules)

@@ -11,9 +11,9 @@ import torch
 
 import hedgerow as hr
 from hedgerow import native
-from hedgerow.native import reference
 from hedgerow.tables.host import lookup_several, move_in_several, read_several
-from hedgerow.tables.moving import MovingRows
+from hedgerow.tables.transfer import MovingRows
+from tests.twins import native_core
 
 DIM, STATES = 3, 3
 
@@ -74,7 +74,7 @@ def test_reads_are_those_of_each_table(sizes: list[int], threads: int) -> None:
 def test_the_twin_reads_as_the_core(missing: str) -> None:
     ids, splits = asked([30, 50], seed=3)
     told: list[list[np.ndarray]] = []
-    for core in (native, reference):
+    for core in (native, native_core):
         several: list[Any] = [_of_one_core(core, k) for k in range(2)]
         parts = [
             np.ones(len(ids), np.bool_),
@@ -139,7 +139,7 @@ def test_rows_come_to_the_twin_as_to_the_core() -> None:
     rows, states = (torch.rand(40, width) for width in (DIM, STATES))
     parts = [x.data_ptr() for x in (ids, rows, states, numbers)]
     told: list[list[np.ndarray]] = []
-    for core in (native, reference):
+    for core in (native, native_core):
         several: list[Any] = [_of_one_core(core, k) for k in range(2)]
         core.move_in_several(several, [0, 30], [20, 40], *parts)
         found = np.zeros(40, np.bool_), np.zeros((40, DIM), np.float32)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from hedgerow import native
 from hedgerow.core.hashing import xxh64
-from hedgerow.native import _native, reference
-from hedgerow.native.reference_values import half_neighbours
+from hedgerow.native import _native
 from hedgerow.tables.compressors import Bf16, Compressor, FixedR8, Fp16, Fp32, OneBit
 from tests.support import isa
+from tests.twins import native_core
+from tests.twins.native_values import half_neighbours
 
 # What a plain twin has no notion of: processor, threads, memory, files.
 OF_THE_PROCESS = {
@@ -43,11 +44,11 @@ def _public(thing: object) -> set[str]:
 
 def test_every_native_name_has_a_twin_and_a_place_in_the_door() -> None:
     assert _public(_native) == set(native.__all__)
-    assert _public(_native) - OF_THE_PROCESS == set(reference.__all__)
+    assert _public(_native) - OF_THE_PROCESS == set(native_core.__all__)
     for name in ("Table", "Codec"):
         native_methods = _public(getattr(_native, name)) - OF_THE_MEMORY
-        assert native_methods <= _public(getattr(reference, name))
-    assert set(native.rule_names()) == set(reference.rule_names())
+        assert native_methods <= _public(getattr(native_core, name))
+    assert set(native.rule_names()) == set(native_core.rule_names())
 
 
 def test_the_stub_lists_exactly_what_the_module_has() -> None:
@@ -66,7 +67,7 @@ def test_the_stub_lists_exactly_what_the_module_has() -> None:
     st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=2),
 )
 def test_philox_agrees(counter: list[int], key: list[int]) -> None:
-    assert list(native.philox(counter, key)) == reference.philox(counter, key)
+    assert list(native.philox(counter, key)) == native_core.philox(counter, key)
 
 
 @settings(max_examples=30)
@@ -84,7 +85,7 @@ def test_first_values_agree_bit_for_bit(
 ) -> None:
     keys = np.array(ids)
     ours, twin = (np.empty((len(ids), dim), np.float32) for _ in range(2))
-    for core, out in ((native, ours), (reference, twin)):
+    for core, out in ((native, ours), (native_core, twin)):
         core.first_values(
             kind, a, b, seed, keys.ctypes.data, len(ids), column, dim, out.ctypes.data
         )
@@ -102,11 +103,11 @@ def test_half_neighbours_agree_and_enclose(x: float) -> None:
 @pytest.mark.parametrize("position", [0, 1, 65_535, 65_536, 199_999])
 def test_the_first_value_that_is_not_finite_is_found(position: int) -> None:
     values = np.zeros(200_000, np.float32)
-    for core in (native, reference):
+    for core in (native, native_core):
         assert core.first_not_finite(values.ctypes.data, len(values)) == -1
     values[position] = np.nan
     values[-1] = np.inf
-    for core in (native, reference):
+    for core in (native, native_core):
         assert core.first_not_finite(values.ctypes.data, len(values)) == position
 
 
@@ -125,7 +126,7 @@ def test_gathers_agree(name: str, dim: int, n: int) -> None:
     numbers[-2:] = [0, 699][-n:] if n else []
     ours, twin = (np.full((n + 1, dim), 7, np.float32) for _ in range(2))
     with isa(name):
-        for core, out in ((native, ours), (reference, twin)):
+        for core, out in ((native, ours), (native_core, twin)):
             core.gather(rows.ctypes.data, numbers.ctypes.data, n, dim, out.ctypes.data)
     np.testing.assert_array_equal(ours[:n], rows[numbers])
     assert ours.tobytes() == twin.tobytes()
@@ -155,9 +156,9 @@ def test_codecs_agree_with_their_twins(
         np.testing.assert_allclose(through, wanted, rtol=1e-6, atol=1e-30)
 
 
-def _twin(compressor: Compressor) -> reference.Codec:
+def _twin(compressor: Compressor) -> native_core.Codec:
     arguments = {k: v for k, v in compressor.to_dict().items() if k != "kind"}
-    return reference.Codec(compressor.kind, **arguments)
+    return native_core.Codec(compressor.kind, **arguments)
 
 
 def _as_stored(codes: np.ndarray, values: np.ndarray) -> bytes:
@@ -181,7 +182,7 @@ def test_bf16_and_fp16_store_what_torch_stores() -> None:
 def test_checksums_agree_and_can_be_continued(data: bytes, seed: int, cut: int) -> None:
     start = np.frombuffer(data, np.uint8).ctypes.data if data else 0
     whole = native.crc32c(start, len(data), seed)
-    assert whole == reference.crc32c(start, len(data), seed)
+    assert whole == native_core.crc32c(start, len(data), seed)
     cut = min(cut, len(data))
     first = native.crc32c(start, cut, seed)
     assert native.crc32c(start + cut, len(data) - cut, first) == whole
@@ -199,7 +200,7 @@ def test_checksums_agree_and_can_be_continued(data: bytes, seed: int, cut: int) 
 )
 def test_known_checksums(data: bytes, crc: int) -> None:
     start = np.frombuffer(data, np.uint8).ctypes.data if data else 0
-    for core in (native, reference):
+    for core in (native, native_core):
         assert core.crc32c(start, len(data), 0) == crc
 
 
@@ -208,7 +209,7 @@ def test_hashes_of_strings_agree(strings: list[bytes], seed: int) -> None:
     data = np.frombuffer(b"".join(strings) or b"-", np.uint8)
     offsets = np.cumsum([0, *map(len, strings)], dtype=np.int64)
     ours, twin = (np.empty(len(strings), np.uint64) for _ in range(2))
-    for core, out in ((native, ours), (reference, twin)):
+    for core, out in ((native, ours), (native_core, twin)):
         core.hash_strings(
             data.ctypes.data, offsets.ctypes.data, len(strings), seed, out.ctypes.data
         )

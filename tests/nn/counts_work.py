@@ -13,13 +13,11 @@ import torch.distributed as dist
 from torch import nn
 
 import hedgerow as hr
-from hedgerow.nn.collection import Collection, collections_of
-from hedgerow.nn.updates import RowUpdates
-from hedgerow.tables.bags import Bags
-from hedgerow.tables.multi.by_owner import ByOwner
-from hedgerow.tables.multi.host_bags import HostBags
-from hedgerow.tables.multi.host_cells import HostCells
-from hedgerow.tables.multi.host_tables import HostTables
+from hedgerow.nn.embedding_modules import EmbeddingModule, collections_of
+from hedgerow.nn.row_updates import RowUpdates
+from hedgerow.tables.module_store import FeatureBags
+from hedgerow.tables.multi.host_tables import HostBags, HostCells, HostTables
+from hedgerow.tables.multi.routed_keys import KeyRouter
 
 from . import max_pooling_work as work
 
@@ -135,7 +133,7 @@ def counted(modules: nn.ModuleList, run: Callable[[], int]) -> Counts:
 
     before = searched(modules)
     with (
-        mock.patch.object(ByOwner, "pack", autospec=True, side_effect=ByOwner.pack) as routed,
+        mock.patch.object(KeyRouter, "pack", autospec=True, side_effect=KeyRouter.pack) as routed,
         noted(HostBags, "read", lambda bags: sum(map(len, _ids_of(bags)))),
         noted(HostCells, "read", len),  # those that ranks ask of this one
         noted(HostTables, "lookup", lambda keys: len(keys.ids)),
@@ -145,7 +143,7 @@ def counted(modules: nn.ModuleList, run: Callable[[], int]) -> Counts:
     return found
 
 
-def _ids_of(bags: Bags) -> list[torch.Tensor]:
+def _ids_of(bags: FeatureBags) -> list[torch.Tensor]:
     return [bags.ids_of(i) for i in range(len(bags.group.features))]
 
 
@@ -159,7 +157,7 @@ def steps_over_ranks(kind: str) -> Counts:
 
 def updates_of(modules: nn.ModuleList) -> list[int]:
     """Updates that each module made."""
-    return [one.updates.step for one in modules if isinstance(one, Collection)]
+    return [one.updates.step for one in modules if isinstance(one, EmbeddingModule)]
 
 
 def rows_of(modules: nn.ModuleList) -> dict[tuple[int, str, int], torch.Tensor]:

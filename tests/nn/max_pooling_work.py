@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hedgerow as hr
-from hedgerow.nn.routers import routers_of
+from hedgerow.nn.model_tables import routers_of
 from tests.support import bits
 
 SAMPLES = 12

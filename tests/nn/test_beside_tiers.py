@@ -10,13 +10,12 @@ import torch
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import DtypeError, NotSupportedError, StateError
+from hedgerow.monolith.tables.evictor import Evictor
 from hedgerow.nn.freeze import _readable
-from hedgerow.nn.summary import tables_of
+from hedgerow.nn.model_tables import tables_of
 from hedgerow.serving.bundle import load_bundle
-from hedgerow.tables.evictor import Evictor
-from hedgerow.tiers.build import Tiers, tier_table
 from hedgerow.tiers.hybrid import HybridTable
-from hedgerow.tiers.tier_tables import TierTables
+from hedgerow.tiers.tier_tables import Tiers, TierTables, tier_table
 
 from ..serving.trained import request
 from ..support import everything

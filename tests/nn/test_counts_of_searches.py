@@ -12,12 +12,11 @@ import torch
 
 from hedgerow.kernels import apply as applies
 from hedgerow.kernels import step as steps
-from hedgerow.nn.collection import collections_of
+from hedgerow.nn.embedding_modules import collections_of
 from hedgerow.tables.multi.device_group import DeviceGroup
 from hedgerow.tables.multi.device_tables import DeviceTables
-from hedgerow.tiers.build import Tiers, device_tier_tables
 from hedgerow.tiers.tier_group import MissHandler
-from hedgerow.tiers.tier_tables import TierTables
+from hedgerow.tiers.tier_tables import Tiers, TierTables, device_tier_tables
 from tests.dist.pool import Pool
 from tests.dist.test_placements import on_servers
 

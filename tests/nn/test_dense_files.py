@@ -20,7 +20,7 @@ from torch import nn
 
 import hedgerow as hr
 from hedgerow.core.errors import CheckpointError, InputError
-from hedgerow.nn.dense_files import DenseFile, dense_part
+from hedgerow.nn.saved_state import DenseFile, dense_part
 from hedgerow.tables.checkpoint.manifest import DENSE, MANIFEST
 from hedgerow.tables.checkpoint.manifest_reader import read_manifest
 
@@ -532,8 +532,7 @@ def test_the_bytes_of_a_dense_part_are_counted_before_they_are_written() -> None
 
 
 def test_reshard_and_compact_keep_the_dense_part(whole: Path, tmp_path: Path) -> None:
-    from hedgerow.tables.checkpoint.increments import compact
-    from hedgerow.tables.checkpoint.reshard import reshard
+    from hedgerow.tables.checkpoint.increments import compact, reshard
 
     copy = shutil.copytree(whole, tmp_path / "a")
     model = _model()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import hedgerow as hr
 from hedgerow.core.id_batch import Cut, IdBatch
-from hedgerow.tables.multi.device_features import GroupFeatures
+from hedgerow.tables.multi.device_bags import GroupFeatures
 
 from ..launches import launches
 

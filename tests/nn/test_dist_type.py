@@ -9,11 +9,11 @@ import torch
 
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError
-from hedgerow.nn.routers import routers_of
+from hedgerow.nn.model_tables import routers_of
 from hedgerow.routing import SUPPORTED_DIST_TYPES
 from hedgerow.routing.router import Router
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
-from hedgerow.sharding.local_exchange import LocalExchange
+from hedgerow.sharding.exchange import LocalExchange
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import TableKeys
 from tests.tables.checkpoint.common import content

@@ -19,13 +19,11 @@ from torch import nn
 
 import hedgerow as hr
 from hedgerow.core.errors import InputError, SaveError
-from hedgerow.core.whole_file import write_whole
+from hedgerow.core.files import write_whole
 from hedgerow.planner.times.calibration import Calibration
-from hedgerow.tables.checkpoint.increments import compact
-from hedgerow.tables.checkpoint.reshard import reshard
-from hedgerow.train.event_files import TensorBoard
+from hedgerow.tables.checkpoint.increments import compact, reshard
+from hedgerow.train.events import JsonLines, TensorBoard
 from hedgerow.train.job import job_of
-from hedgerow.train.json_lines import JsonLines
 
 from ..planner.sample import sample
 from ..tables.checkpoint.common import content
@@ -143,7 +141,7 @@ import os, sys
 import torch, hedgerow as hr
 from hedgerow.core.errors import InputError, SaveError
 from hedgerow.tables.checkpoint.increments import compact
-from hedgerow.tables.checkpoint.reshard import reshard
+from hedgerow.tables.checkpoint.increments import reshard
 from pathlib import Path
 from tests.nn.test_full_disk import SMALL_FILES, _model
 root = sys.argv[1]

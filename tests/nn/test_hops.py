@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 import hedgerow as hr
-from hedgerow.tiers.build import Tiers, device_tier_tables
-from hedgerow.tiers.tier_tables import TierTables
+from hedgerow.tiers.tier_tables import Tiers, TierTables, device_tier_tables
 from tests.dist.pool import Pool
 from tests.dist.test_placements import on_servers
 

@@ -12,7 +12,7 @@ import torch
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import ConfigError, FileMissingError, StateError
-from hedgerow.nn.summary import tables_of
+from hedgerow.nn.model_tables import tables_of
 from hedgerow.tables.host import HostTable
 from hedgerow.tiers.hybrid import HybridTable
 

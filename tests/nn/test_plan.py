@@ -11,9 +11,9 @@ import torch
 
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError, DtypeError, InputError, NotSupportedError
-from hedgerow.nn.table_specs import spec_of, specs_of
+from hedgerow.nn.plan import spec_of, specs_of
+from hedgerow.planner.problem.options import Mode, Variant
 from hedgerow.planner.problem.topology import GIB
-from hedgerow.planner.problem.variant import Mode, Variant
 
 MACHINE = hr.planner.Topology(world=1, ddr_per_machine=8 * GIB, device="cpu")
 

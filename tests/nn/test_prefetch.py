@@ -11,7 +11,7 @@ import torch
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import HedgerowError, InputError, StateError
-from hedgerow.nn.collection import collections_of
+from hedgerow.nn.embedding_modules import collections_of
 from hedgerow.nn.prefetch import id_batches
 from tests.support import everything
 

@@ -10,10 +10,9 @@ import torch
 
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
-from hedgerow.nn.collection import collections_of
-from hedgerow.nn.prefetch import Ahead
-from hedgerow.tiers.build import Tiers, device_tier_tables
-from hedgerow.tiers.tier_tables import TierTables
+from hedgerow.nn.embedding_modules import collections_of
+from hedgerow.nn.prefetch import PrefetchedBatches
+from hedgerow.tiers.tier_tables import Tiers, TierTables, device_tier_tables
 from tests.support import everything
 
 STEPS = 12
@@ -78,7 +77,7 @@ def test_rows_that_are_brought_ahead_lack_nothing(depth: int, device: torch.devi
 class _WaitsFor:
     """Batches, each with those behind it ready: else what is told to caches is left to luck."""
 
-    def __init__(self, reader: Ahead[hr.IdBatch]) -> None:
+    def __init__(self, reader: PrefetchedBatches[hr.IdBatch]) -> None:
         self._reader = reader
 
     def __iter__(self) -> Iterator[hr.IdBatch]:

@@ -18,8 +18,8 @@ from torch import nn
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import CheckpointError, StateError
-from hedgerow.nn import state_rows
-from hedgerow.nn.collection import dense_state
+from hedgerow.nn import state_dict
+from hedgerow.nn.embedding_modules import dense_state
 
 from ..tables.checkpoint.common import content
 
@@ -147,7 +147,7 @@ def test_a_copy_has_rows_of_its_own(trained: Ranker) -> None:
 def test_more_rows_than_the_limit_are_refused_by_name(
     trained: Ranker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_rows, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(state_dict, "MOST_BYTES", 20_000)
     for verb in (Ranker.state_dict, copy.deepcopy):
         with pytest.raises(StateError, match=r"800 rows of tables item, user.*19\.5 KiB.*hr\.save"):
             verb(trained)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hedgerow.tables.multi.device_features import GroupFeatures
-from hedgerow.tiers.build import Tiers, device_tier_tables
-from hedgerow.tiers.tier_tables import TierTables
+from hedgerow.tables.multi.device_bags import GroupFeatures
+from hedgerow.tiers.tier_tables import Tiers, TierTables, device_tier_tables
 
 from ..launches import launches
 from .test_device_step import (

@@ -14,14 +14,14 @@ import torch
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import CacheTooSmallError
-from hedgerow.nn.summary import tables_of
-from hedgerow.nn.tiers import compare_with_plan, planned_tiers
+from hedgerow.nn.model_tables import tables_of
+from hedgerow.nn.tier_stores import compare_with_plan, planned_tiers
 from hedgerow.planner import Topology
 from hedgerow.planner.plan import Plan
-from hedgerow.planner.problem.variant import Mode, Variant
-from hedgerow.tiers.build import Tiers, front_config, over
+from hedgerow.planner.problem.options import Mode, Variant
 from hedgerow.tiers.caching import CachingTable
 from hedgerow.tiers.hybrid import HybridTable
+from hedgerow.tiers.tier_tables import Tiers, front_config, over
 
 from ..support import everything, table_config
 from .training import train

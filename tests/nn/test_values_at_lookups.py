@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.nn.collection import collections_of
+from hedgerow.nn.embedding_modules import collections_of
 from tests.dist.pool import Pool
 from tests.dist.test_placements import on_servers
 

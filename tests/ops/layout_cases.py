@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.layout import (
-    Feature,
+from hedgerow.monolith.layouts import (
     FeatureConfigs,
+    LayoutFeature,
     OutConfig,
     ShardedFids,
     Slice,
@@ -33,14 +33,14 @@ def random_config(draw: random.Random, one_width: bool = False) -> FeatureConfig
         dims = (first, width - first) if first < width else (width,)
         pooling = draw.choice(["SUM", "MEAN", "FIRSTN"])
         length = draw.choice([2, 3]) if pooling == "FIRSTN" else draw.choice([0, 4])
-        features[draw.choice(["f", "F"]) + str(i)] = Feature(table, pooling, dims, length)
+        features[draw.choice(["f", "F"]) + str(i)] = LayoutFeature(table, pooling, dims, length)
     outs: dict[str, OutConfig] = {}
     for i in range(draw.randint(1, 5)):
         outs[f"out{i}"] = _random_out(draw, features)
     return FeatureConfigs(features, outs)
 
 
-def _random_out(draw: random.Random, features: dict[str, Feature]) -> OutConfig:
+def _random_out(draw: random.Random, features: dict[str, LayoutFeature]) -> OutConfig:
     kind = draw.choice(["NONE", "CONCAT", "STACK", "ADDN"])
     first = draw.choice(sorted(features))
     length = features[first].length

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.layout import FeatureConfigs, ShardedFids
-from hedgerow.ops.layout.config import by_name
+from hedgerow.monolith.layouts import FeatureConfigs, ShardedFids
+from hedgerow.monolith.layouts.config import by_name
 
 Features = dict[str, tuple[bool, Ragged]]
 

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from hedgerow import native
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.fill import (
+from hedgerow.monolith.offset_maps import (
     SharedBuffer,
+    ValueOffset,
     fill_with_offset_map,
     fill_with_offset_map_gradient,
     fill_with_offset_map_gradient_plain,
     fill_with_offset_map_plain,
     finalize_shared_tensor,
+    unique_key_with_value_and_offset,
 )
-from hedgerow.ops.offsets import ValueOffset
-from hedgerow.ops.unique import unique_key_with_value_and_offset
 from tests.support import threads
 
 # Key 0 at 0 and 4, key 1 at 2, of width 2; key 2 at 6, of width 3.
@@ -54,7 +54,7 @@ def test_parts_fill_one_buffer_and_each_value_gets_its_own_gradient() -> None:
 
 
 def test_d5_every_handle_gets_its_gradient() -> None:
-    """The original hands back one gradient, whatever the number of handles."""
+    """Monolith hands back one gradient, whatever the number of handles."""
     key = Ragged.from_lists([[k % 5 for k in range(12)]])
     found = unique_key_with_value_and_offset(key, [1])
     values = [_values(float(k)) for k in range(5)]

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.fill import (
+from hedgerow.monolith.offset_maps import (
     SharedBuffer,
+    ValueOffset,
     _check_plain,
     fill_with_offset_map,
     fill_with_offset_map_gradient,
     finalize_shared_tensor,
+    unique_key_with_value_and_offset,
 )
-from hedgerow.ops.offsets import ValueOffset
-from hedgerow.ops.unique import unique_key_with_value_and_offset
 
 from .test_fill import DIMS, FIRST, SECOND, SIZE, WHERE, _flat
 
@@ -89,7 +89,7 @@ def test_d4_values_too_few_or_too_many_are_refused(n: int) -> None:
 
 @pytest.mark.parametrize("key", [-1, 3, 4, 2**62])
 def test_d4_a_key_is_compared_with_the_number_of_keys(key: int) -> None:
-    """There are 4 offsets of 3 keys: the original takes key 3."""
+    """There are 4 offsets of 3 keys: Monolith takes key 3."""
     with pytest.raises(ValueError, match=rf"pos.values holds {key} at 1; .*\[0, 3\)"):
         _fill(Ragged.from_lists([[0, key], []]), torch.zeros(4))
     with pytest.raises(ValueError, match=rf"pos.values holds {key}"):

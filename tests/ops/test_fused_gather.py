@@ -183,7 +183,7 @@ def test_gradcheck_and_a_table_that_is_not_used() -> None:
 
 
 def test_more_windows_than_one_grid_takes() -> None:
-    """The original's sizes: 74,070 and 82,439 windows of widths 3 and 2."""
+    """Monolith's sizes: 74,070 and 82,439 windows of widths 3 and 2."""
     dims, lengths = [3, 2], [74_070, 82_439]
     offsets = [torch.arange(n, dtype=torch.int32) * 2 % 9000 for n in lengths]
     fused = flat(9002)

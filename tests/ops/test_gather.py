@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hedgerow import native
-from hedgerow.ops import gather
-from hedgerow.ops.gather import (
+from hedgerow.monolith import gather_by_ids
+from hedgerow.monolith.gather_by_ids import (
     find_rows,
     find_rows_plain,
     gather_embeddings_by_ids_gradient_back_prop,
@@ -246,7 +246,7 @@ def test_threads_change_nothing(dtype: torch.dtype) -> None:
 
 
 def test_a_million_ids_that_were_split_come_back() -> None:
-    """The sizes of the original's benchmark: split by shard, mapped back, equal to the start."""
+    """The sizes of Monolith's benchmark: split by shard, mapped back, equal to the start."""
     for ids in (torch.arange(1_000_000), torch.randperm(1_000_000)):
         vectors = ids[:, None] + torch.arange(16) * 0.125
         owners = ids % 10
@@ -286,7 +286,7 @@ def test_scratch_is_one_map() -> None:
 
 def test_nothing_contiguous_is_copied() -> None:
     ids, table, queries = ints([1, 2]), torch.zeros(2, 3), ints([[1], [2]])
-    with mock.patch.object(gather, "native", wraps=native) as core:
+    with mock.patch.object(gather_by_ids, "native", wraps=native) as core:
         gather_embeddings_by_input(ids, table, queries)
     (find,), (copy,) = core.find_rows.call_args_list, core.copy_rows.call_args_list
     assert find.args[0] == [ids.data_ptr()]

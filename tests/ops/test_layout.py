@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hedgerow import native
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.layout import (
-    Feature,
+from hedgerow.monolith.layouts import (
     FeatureConfigs,
+    LayoutFeature,
     OutConfig,
     Slice,
     fused_embedding_to_layout,
@@ -25,8 +25,8 @@ from hedgerow.ops.layout import (
     shard_fids,
     to_element_encoding,
 )
-from hedgerow.ops.layout.inputs import indices
-from hedgerow.ops.layout.plain import (
+from hedgerow.monolith.layouts.inputs import indices
+from hedgerow.monolith.layouts.operators import (
     embedding_to_layout_backward_plain,
     embedding_to_layout_plain,
 )
@@ -235,7 +235,7 @@ def test_results_do_not_depend_on_the_threads(overlap: bool) -> None:
 
 
 def _small() -> Batch:
-    features = {"f": Feature("t", "MEAN", (3,)), "g": Feature("t", "FIRSTN", (2, 2), 2)}
+    features = {"f": LayoutFeature("t", "MEAN", (3,)), "g": LayoutFeature("t", "FIRSTN", (2, 2), 2)}
     outs = {
         "a": OutConfig("CONCAT", (Slice("f", 0, 2), Slice("f", 1, 3))),
         "b": OutConfig("STACK", (Slice("g", 0, 3), Slice("g", 1, 4))),
@@ -317,7 +317,7 @@ def test_older_words_come_back_to_elements() -> None:
 
 
 def test_vectors_as_rows_and_strided_vectors_are_taken() -> None:
-    features = {"f": Feature("t", "SUM", (2,))}
+    features = {"f": LayoutFeature("t", "SUM", (2,))}
     config = FeatureConfigs(features, {"out": OutConfig("NONE", (Slice("f", 0, 2),))})
     ids = shard_fids({"f": (False, Ragged.from_lists([[1], [2], [1, 2]]))}, 3, 1, config, True)
     index = {

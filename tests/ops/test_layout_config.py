@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hedgerow.ops.layout import (
-    Feature,
+from hedgerow.monolith.layouts import (
     FeatureConfigs,
+    LayoutFeature,
     OutConfig,
     Slice,
     fused_embedding_to_layout,
@@ -115,7 +115,7 @@ def test_other_json_is_refused() -> None:
 
 
 def test_names_are_ordered_by_their_bytes() -> None:
-    features = {name: Feature("t", "SUM", (1,)) for name in ("f2", "f10", "F1", "é", "z")}
+    features = {name: LayoutFeature("t", "SUM", (1,)) for name in ("f2", "f10", "F1", "é", "z")}
     config = FeatureConfigs(features, {"x": OutConfig("CONCAT", (Slice("z", 0, 1),))})
     assert config.names == ["F1", "f10", "f2", "z", "é"]
     assert hash(config) == hash(FeatureConfigs.from_json(config.to_json()))

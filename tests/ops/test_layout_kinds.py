@@ -9,23 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.monolith import layout_door
-from hedgerow.ops.layout import (
-    Feature,
+from hedgerow.monolith.layouts import (
     FeatureConfigs,
+    LayoutFeature,
     OutConfig,
     Slice,
     fused_embedding_to_layout,
     fused_embedding_to_layout_grad,
     fused_embedding_to_layout_requests,
+    monolith_call,
     nest_layout,
     shard_fids,
     to_element_encoding,
 )
-from hedgerow.ops.layout.registered import forward_plain
+from hedgerow.monolith.layouts.operators import forward_plain
 
 CONFIG = FeatureConfigs(
-    {"f": Feature("t", "SUM", (2,))}, {"x": OutConfig("NONE", (Slice("f", 0, 2),))}
+    {"f": LayoutFeature("t", "SUM", (2,))}, {"x": OutConfig("NONE", (Slice("f", 0, 2),))}
 )
 EMPTY = FeatureConfigs({}, {})
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -60,7 +60,10 @@ def test_words_in_no_entry_are_not_looked_at(dtype: torch.dtype, word: int) -> N
 
 @pytest.mark.parametrize(("dtype", "big"), [(torch.bfloat16, 256), (torch.float16, 2048)])
 def test_halves_are_summed_in_float32_and_rounded_once(dtype: torch.dtype, big: int) -> None:
-    features, index = {"f": Feature("t", "SUM", (3,))}, _index(fid_offset=torch.tensor([0, 0]))
+    features, index = (
+        {"f": LayoutFeature("t", "SUM", (3,))},
+        _index(fid_offset=torch.tensor([0, 0])),
+    )
     columns = tuple(Slice("f", i, i + 1) for i in range(3))
     config = FeatureConfigs(features, {"x": OutConfig("ADDN", columns)})
     vector = torch.tensor([big, 1, 1], dtype=dtype)  # big + 1 is no number of this type
@@ -74,10 +77,10 @@ def test_halves_are_summed_in_float32_and_rounded_once(dtype: torch.dtype, big: 
 
 def test_widths_and_offsets_do_not_overflow() -> None:
     with pytest.raises(ValueError, match="at most 2\\^31 - 1"):
-        Feature("t", "SUM", (2**33,))
+        LayoutFeature("t", "SUM", (2**33,))
     with pytest.raises(ValueError, match="sum is 2147483648; it must be at most"):
-        Feature("t", "SUM", (2**30, 2**30))
-    config = FeatureConfigs({"f": Feature("t", "SUM", (2**31 - 1,))}, {})
+        LayoutFeature("t", "SUM", (2**30, 2**30))
+    config = FeatureConfigs({"f": LayoutFeature("t", "SUM", (2**31 - 1,))}, {})
     assert to_element_encoding(torch.tensor([2]), 1, config, 1).tolist() == [2**32 - 2]
     splits = [torch.tensor([0, 2**33])]
     for words in ([3], [2**31], [2**32 - 1]):
@@ -94,7 +97,7 @@ def test_versions_1_and_2_compile_with_their_checks(version: int) -> None:
     splits = [torch.tensor([0, 2])]
 
     def step(vectors: Tensor, words: Tensor) -> Tensor:
-        (out,) = layout_door.fused_embedding_to_layout(
+        (out,) = monolith_call.fused_embedding_to_layout(
             [vectors],
             splits,
             words,
@@ -144,7 +147,7 @@ def test_a_configuration_of_nothing_makes_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_without_layouts_vectors_get_zeros(dtype: torch.dtype) -> None:
-    config = FeatureConfigs({"f": Feature("t", "SUM", (2,))}, {})
+    config = FeatureConfigs({"f": LayoutFeature("t", "SUM", (2,))}, {})
     vectors = torch.ones(2, 2, dtype=dtype, requires_grad=True)
     assert fused_embedding_to_layout([vectors], config, **_index()) == []
     grad = fused_embedding_to_layout_grad([vectors], config, **_index(), layout_tensors_grad=[])
@@ -275,7 +278,7 @@ def test_other_kinds_for_the_producer_are_a_value_error(change: dict[str, Any]) 
 
 
 def test_numbers_of_numpy_make_the_same_configuration() -> None:
-    feature = Feature("t", "FIRSTN", (np.int64(2),), np.int32(3))  # type: ignore[arg-type]
+    feature = LayoutFeature("t", "FIRSTN", (np.int64(2),), np.int32(3))  # type: ignore[arg-type]
     part = Slice("f", np.int64(0), np.int16(2))  # type: ignore[arg-type]
     shape = ((np.int64(-1), 3, 2),)
     config = FeatureConfigs({"f": feature}, {"x": OutConfig("NONE", (part,), shape)})  # type: ignore[arg-type]
@@ -286,9 +289,9 @@ def test_numbers_of_numpy_make_the_same_configuration() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Feature("t", "SUM", 4),  # type: ignore[arg-type]
-        lambda: Feature("t", "SUM", "4"),  # type: ignore[arg-type]
-        lambda: Feature("t", "SUM", (np.float32(4),)),  # type: ignore[arg-type]
+        lambda: LayoutFeature("t", "SUM", 4),  # type: ignore[arg-type]
+        lambda: LayoutFeature("t", "SUM", "4"),  # type: ignore[arg-type]
+        lambda: LayoutFeature("t", "SUM", (np.float32(4),)),  # type: ignore[arg-type]
         lambda: OutConfig("NONE", (("f", 0, 2),)),  # type: ignore[arg-type]
         lambda: OutConfig("NONE", None),  # type: ignore[arg-type]
         lambda: OutConfig("NONE", (Slice("f", 0, 2),), (3,)),  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Layouts refuse what cannot be right, before anything is written; deviations of the original."""
+"""Layouts refuse what cannot be right, before anything is written; deviations of Monolith."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hedgerow import native
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.layout import (
-    Feature,
+from hedgerow.monolith.layouts import (
     FeatureConfigs,
+    LayoutFeature,
     OutConfig,
     Slice,
     fused_embedding_to_layout,
@@ -23,7 +23,7 @@ from hedgerow.ops.layout import (
     to_element_encoding,
 )
 
-F, G = Feature("t", "SUM", (2,)), Feature("u", "FIRSTN", (1, 2), 2)
+F, G = LayoutFeature("t", "SUM", (2,)), LayoutFeature("u", "FIRSTN", (1, 2), 2)
 CONFIG = FeatureConfigs(
     {"f": F, "g": G}, {"x": OutConfig("NONE", (Slice("f", 0, 2), Slice("g", 0, 3)))}
 )
@@ -193,11 +193,11 @@ def test_versions_need_what_they_need() -> None:
 
 
 def _mixed() -> FeatureConfigs:
-    return FeatureConfigs({"f": F, "g": Feature("t", "SUM", (3,))}, {})
+    return FeatureConfigs({"f": F, "g": LayoutFeature("t", "SUM", (3,))}, {})
 
 
 def test_d12_several_first_n_slices_in_one_output_lie_where_the_table_says() -> None:
-    features = {"g": Feature("t", "FIRSTN", (2,), 2)}
+    features = {"g": LayoutFeature("t", "FIRSTN", (2,), 2)}
     slices = (Slice("g", 0, 1), Slice("g", 1, 2))
     outs = {"cat": OutConfig("CONCAT", slices), "pile": OutConfig("STACK", slices)}
     config = FeatureConfigs(features, outs)
@@ -219,7 +219,7 @@ def test_d12_several_first_n_slices_in_one_output_lie_where_the_table_says() -> 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_d13_overlapping_slices_collect_everything(version: int) -> None:
     config = FeatureConfigs(
-        {"f": Feature("t", "SUM", (3,))},
+        {"f": LayoutFeature("t", "SUM", (3,))},
         {"x": OutConfig("NONE", (Slice("f", 0, 2), Slice("f", 1, 3), Slice("f", 1, 2)))},
     )
     rows = torch.zeros(1, 3, requires_grad=True)
@@ -266,7 +266,7 @@ def test_d15_the_low_word_is_unsigned_and_sums_have_64_bits() -> None:
 
 def test_d16_an_absent_feature_does_not_hide_the_ones_behind_it() -> None:
     names = ["a", "b", "c", "d"]
-    features = {name: Feature("t", "SUM", (1,)) for name in names}
+    features = {name: LayoutFeature("t", "SUM", (1,)) for name in names}
     slices = tuple(Slice(name, 0, 1) for name in names)
     config = FeatureConfigs(features, {"x": OutConfig("CONCAT", slices)})
     given = {name: (False, Ragged.from_lists([[1], [2]])) for name in ("b", "d")}
@@ -284,7 +284,7 @@ def test_d16_an_absent_feature_does_not_hide_the_ones_behind_it() -> None:
 
 
 def test_d19_minus_one_is_listed_once() -> None:
-    config = FeatureConfigs({"f": Feature("t", "SUM", (1,))}, {})
+    config = FeatureConfigs({"f": LayoutFeature("t", "SUM", (1,))}, {})
     rows = Ragged.from_lists([[-1, -1], [0, -1, 0]])
     found = shard_fids({"f": (False, rows)}, 2, 1, config, unique=True)
     assert found.fid_list[0].tolist() == [-1, 0]

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from hedgerow import native
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.layout import (
-    Feature,
+from hedgerow.monolith.layouts import (
     FeatureConfigs,
+    LayoutFeature,
     OutConfig,
     Slice,
     fused_embedding_to_layout,
     fused_embedding_to_layout_requests,
     shard_fids,
 )
-from hedgerow.ops.layout.inputs import indices, vectors
-from hedgerow.ops.layout.registered import (
+from hedgerow.monolith.layouts.inputs import indices, vectors
+from hedgerow.monolith.layouts.operators import (
     backward_plain,
     embedding_to_layout,
     embedding_to_layout_backward,
@@ -32,7 +32,7 @@ from .layout_model import by_shard
 
 
 def _batch(rows: int = 3) -> Batch:
-    features = {"f": Feature("t", "MEAN", (3,)), "g": Feature("u", "FIRSTN", (2, 2), 2)}
+    features = {"f": LayoutFeature("t", "MEAN", (3,)), "g": LayoutFeature("u", "FIRSTN", (2, 2), 2)}
     outs = {
         "a": OutConfig("CONCAT", (Slice("f", 0, 2), Slice("f", 1, 3))),
         "b": OutConfig("STACK", (Slice("g", 0, 3), Slice("g", 1, 4))),
@@ -124,7 +124,7 @@ def test_compiled_programs_refuse_bad_indices() -> None:
 
 
 def test_outputs_share_no_memory_with_inputs() -> None:
-    features = {"f": Feature("t", "SUM", (2,))}
+    features = {"f": LayoutFeature("t", "SUM", (2,))}
     config = FeatureConfigs(features, {"x": OutConfig("NONE", (Slice("f", 0, 2),))})
     found = shard_fids({"f": (False, Ragged.from_lists([[1], [2]]))}, 2, 1, config, True)
     vectors = torch.ones(4)
@@ -144,7 +144,7 @@ def test_outputs_share_no_memory_with_inputs() -> None:
 def test_a_million_ids_take_no_more_memory_than_they_must() -> None:
     rows, each = 10_000, 100
     config = FeatureConfigs(
-        {"f": Feature("t", "SUM", (4,)), "g": Feature("t", "MEAN", (4,))},
+        {"f": LayoutFeature("t", "SUM", (4,)), "g": LayoutFeature("t", "MEAN", (4,))},
         {"x": OutConfig("NONE", (Slice("f", 0, 4), Slice("g", 0, 4)))},
     )
     splits = torch.arange(rows + 1) * (each // 2)

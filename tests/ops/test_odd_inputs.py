@@ -11,21 +11,25 @@ import torch
 from torch import Tensor
 
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.fill import SharedBuffer, fill_with_offset_map, fill_with_offset_map_gradient
-from hedgerow.ops.fused_gather import (
-    fused_gather_embeddings_by_input,
-    fused_gather_embeddings_by_input_gradient,
-)
-from hedgerow.ops.gather import (
+from hedgerow.monolith.gather_by_ids import (
     find_rows,
     gather_embeddings_by_ids_gradient_back_prop,
     gather_embeddings_by_input,
     map_id_to_embedding,
+    shard_of,
 )
-from hedgerow.ops.ids import shard_of
-from hedgerow.ops.offsets import ValueOffset
+from hedgerow.monolith.offset_maps import (
+    SharedBuffer,
+    ValueOffset,
+    fill_with_offset_map,
+    fill_with_offset_map_gradient,
+    unique_key_with_value_and_offset,
+)
+from hedgerow.ops.fused_gather import (
+    fused_gather_embeddings_by_input,
+    fused_gather_embeddings_by_input_gradient,
+)
 from hedgerow.ops.reorder import fused_reorder_by_indices, reorder_by_indices
-from hedgerow.ops.unique import unique_key_with_value_and_offset
 
 SHARD = torch.tensor([0], dtype=torch.int32)
 

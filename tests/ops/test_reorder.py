@@ -172,7 +172,7 @@ def test_d1_negative_ids_have_the_shard_of_their_bits() -> None:
 
 
 def test_d2_shard_0_owns_ids_unless_it_is_told_not_to() -> None:
-    """The original leaves it empty above 4 shards, unless the environment says otherwise."""
+    """Monolith leaves it empty above 4 shards, unless the environment says otherwise."""
     ids = [torch.arange(16)]
     assert fused_reorder_by_indices(ids, 8, [1]).shard_sizes.tolist() == [2] * 8
     assert fused_reorder_by_indices(ids, 8, [1], rank0_empty=True).shard_sizes[0] == 0

@@ -132,7 +132,7 @@ def test_slices_do_not_share_memory_even_of_one_row() -> None:
     assert second.tolist() == [[2.0]]
 
 
-def test_the_original_s_name_is_the_same_function() -> None:
+def test_monolith_name_is_the_same_function() -> None:
     assert segment.fused_reduce_and_split_gpu is segment.fused_reduce_and_split
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hedgerow import native
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.ids import shard_of
+from hedgerow.monolith.gather_by_ids import shard_of
 from hedgerow.ops.split import (
     _join_plain,
     ragged_split_by_indices,

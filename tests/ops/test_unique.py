@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from hedgerow import native
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.unique import unique_key_with_offset_plain, unique_key_with_value_and_offset
+from hedgerow.monolith.offset_maps import (
+    unique_key_with_offset_plain,
+    unique_key_with_value_and_offset,
+)
 from tests.support import EXTREME_IDS, threads
 
 IDS = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(EXTREME_IDS) | st.integers(0, 5)

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from hedgerow.planner.problem.option import Option, TableOptions
+from hedgerow.planner.problem.options import Option, TableOptions
 from hedgerow.planner.problem.topology import Budget
 from hedgerow.planner.solver.choice_problem import choice_problem
 from hedgerow.planner.solver.core_milp import choose

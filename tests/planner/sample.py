@@ -8,8 +8,7 @@ from functools import cache
 from hedgerow.planner import Feature, Plan, Reserve, TableSpec, Topology, plan
 from hedgerow.planner.problem.topology import GIB
 from hedgerow.planner.times.calibration import Calibration, Residuals
-from hedgerow.planner.times.mode_cost import ModeCost
-from hedgerow.planner.times.time_parameters import TimeParameters
+from hedgerow.planner.times.step_time import ModeCost, TimeParameters
 
 CARD = Calibration(
     device="sample card",

@@ -11,14 +11,18 @@ import pytest
 
 from hedgerow.core.errors import ConfigError, InputError
 from hedgerow.planner.problem.key_stats import KeyStats
+from hedgerow.planner.problem.options import HBM_ONLY, HOST_ONLY, Mode, Variant, variants
 from hedgerow.planner.problem.table_spec import Feature, TableSpec
 from hedgerow.planner.problem.topology import GIB, Topology
-from hedgerow.planner.problem.variant import HBM_ONLY, HOST_ONLY, Mode, Variant, variants
-from hedgerow.planner.published.baseline_grid import TENTHS, baseline_grid
-from hedgerow.planner.published.baseline_perf import MissHistogram, baseline_ms, effective_ratio
 from hedgerow.planner.sizes.layout import BASELINE
-from hedgerow.planner.sizes.step_load import StepLoad
-from hedgerow.planner.sizes.storage import storage_of
+from hedgerow.planner.sizes.storage import StepLoad, storage_of
+from tests.planner.published_planner import (
+    TENTHS,
+    MissHistogram,
+    baseline_grid,
+    baseline_ms,
+    effective_ratio,
+)
 
 from .words import NO_CARDS, ONE_CARD
 

@@ -12,18 +12,21 @@ import numpy as np
 import pytest
 
 from hedgerow.core.errors import ConfigError, FileDamagedError, FileMissingError, InputError
-from hedgerow.planner.times.calibrate import fit
-from hedgerow.planner.times.calibration import Calibration, Point, Residuals, Seen
-from hedgerow.planner.times.few_ids import host_ids
-from hedgerow.planner.times.mode_cost import HostCost, ModeCost
-from hedgerow.planner.times.robust_fit import robust_fit
-from hedgerow.planner.times.row_moves import NO_MOVES, row_moves
-from hedgerow.planner.times.step_time import Speeds, Step, step_ms
-from hedgerow.planner.times.time_parameters import (
+from hedgerow.planner.times.calibrate import fit, robust_fit
+from hedgerow.planner.times.calibration import Calibration, Point, PointCounts, Residuals
+from hedgerow.planner.times.step_time import (
     CPU,
+    NO_MOVES,
+    HostCost,
     LinkCost,
+    ModeCost,
+    Speeds,
+    Step,
     TimeParameters,
+    host_ids,
     overlapped,
+    row_moves,
+    step_ms,
 )
 
 DIMS, KEYS = (16, 32, 64, 128, 256), tuple(2**power for power in range(12, 21, 2))
@@ -180,7 +183,7 @@ def test_modes_that_were_measured_with_several_tables_tell_more() -> None:
         write_bytes=0.0,
         ms=1.0,
         host_share=0.4,
-        seen=Seen(promoted=0.5 / 0.6),
+        seen=PointCounts(promoted=0.5 / 0.6),
     )
     copies = [
         Point(kind="copy", mode=way, keys=1, read_bytes=1e6, write_bytes=1e6, ms=ms)
@@ -281,7 +284,7 @@ def test_a_look_that_found_no_hot_rows_is_no_move() -> None:
         step = Step(keys, keys, 2 * size, size, size, far, tables, moving, missed, 0.0, 0.0)
         point = _step("HYBRID", keys, 2 * size, size, 1.0, dim, far)
         ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0)) * np.exp(0.02 * random.normal())
-        seen = Seen(moved_rows=moved * (far > 0))
+        seen = PointCounts(moved_rows=moved * (far > 0))
         found.append(
             replace(point, ms=float(ms), tables=tables, ids=keys, fast_rows=10**5, seen=seen)
         )
@@ -290,7 +293,7 @@ def test_a_look_that_found_no_hot_rows_is_no_move() -> None:
     assert known.parameters.modes["HYBRID"].host.look_ms == pytest.approx(0.7, rel=0.2)
     assert known.residuals.p90 < 0.06
     # Without the count each look is taken for one.
-    uncounted = fit([replace(point, seen=Seen()) for point in found])
+    uncounted = fit([replace(point, seen=PointCounts()) for point in found])
     assert uncounted.residuals.p90 > 2 * known.residuals.p90
 
 
@@ -317,7 +320,7 @@ def test_points_of_before_are_read(tmp_path: Path) -> None:
     path.write_text(json.dumps({**known, "points": [*known["points"], flat, old]}))
     points = Calibration.load(path).points
     assert points[-1].seen.promoted == pytest.approx(0.5 / 0.6)
-    assert points[-2].seen == Seen(promoted=0.25)
+    assert points[-2].seen == PointCounts(promoted=0.25)
     assert points[:-2] == _measured().points
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from hedgerow.core.errors import ConfigError
-from hedgerow.planner.problem.detect import detect, host_memory
-from hedgerow.planner.problem.topology import GIB, Topology
+from hedgerow.planner.problem.topology import GIB, Topology, detect, host_memory
 
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

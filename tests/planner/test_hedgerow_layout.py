@@ -8,15 +8,14 @@ import torch
 from hedgerow.core.errors import UnknownNameError
 from hedgerow.kernels.layout import LANES, Arrays
 from hedgerow.planner.problem.table_spec import TableSpec
-from hedgerow.planner.sizes.layout import HEDGEROW
-from hedgerow.planner.sizes.row_bytes import row_bytes
+from hedgerow.planner.sizes.layout import HEDGEROW, row_bytes
+from hedgerow.tables.admission import SlidingFilter
 from hedgerow.tables.config import Optimizer, Segment, TableConfig
-from hedgerow.tables.filters import SlidingFilter
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Zeros
 from hedgerow.tables.layout import RowLayout
+from hedgerow.tables.local_table import table_stats
 from hedgerow.tables.optimizers import Adagrad, Adam, RowAdagrad, Sgd
-from hedgerow.tables.stats import table_stats
 
 from .words import ONE_CARD, TWO_CARDS, stored
 

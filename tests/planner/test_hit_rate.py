@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 from hedgerow.core.errors import ConfigError, InputError
-from hedgerow.planner.problem.key_sampling import key_stats
-from hedgerow.planner.times.hit_rate import Touched, characteristic_time, touched
-from hedgerow.planner.times.key_model import KeyModel, from_stats, zipf
+from hedgerow.planner.problem.key_stats import key_stats
+from hedgerow.planner.times.key_model import (
+    DistinctKeys,
+    KeyModel,
+    characteristic_time,
+    from_stats,
+    touched,
+    zipf,
+)
 
 from .lru import LruCache, ZipfSteps, hit_rate
 
@@ -99,7 +105,7 @@ def test_a_cache_of_everything_hits_always() -> None:
 
 
 def test_what_is_no_size_is_refused() -> None:
-    some: Touched = touched(zipf(100, 1.0), 10)
+    some: DistinctKeys = touched(zipf(100, 1.0), 10)
     for rows in (0, -1, float("nan"), float("inf")):
         with pytest.raises(InputError, match="cached_rows"):
             some.recency_hit(rows)

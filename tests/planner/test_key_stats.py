@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from hedgerow.core.errors import ConfigError, DtypeError, HedgerowError, InputError
-from hedgerow.planner.problem.key_sampling import HEAD_KEYS, KeySampler, drift, key_stats
-from hedgerow.planner.problem.key_stats import KeyStats
+from hedgerow.planner.problem.key_stats import HEAD_KEYS, KeySampler, KeyStats, drift, key_stats
 from hedgerow.planner.times.key_model import from_stats
 
 from ..crafted_ids import that_share_a_bucket_of_numpy

@@ -15,12 +15,11 @@ import pytest
 
 from hedgerow.core.errors import ConfigError, StateError
 from hedgerow.planner import Plan, PlanError, Reserve, TableSpec, Topology, plan
-from hedgerow.planner.problem.key_sampling import key_stats
+from hedgerow.planner.problem.key_stats import key_stats
+from hedgerow.planner.problem.options import Mode
 from hedgerow.planner.problem.topology import GIB
-from hedgerow.planner.problem.variant import Mode
 from hedgerow.planner.sizes.layout import LAYOUTS
-from hedgerow.planner.sizes.step_load import StepLoad
-from hedgerow.planner.sizes.storage import storage_of
+from hedgerow.planner.sizes.storage import StepLoad, storage_of
 
 from .sample import CARD, RESERVE, TABLES, cpu_plan, sample, table, topology
 

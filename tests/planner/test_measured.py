@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.gpu_predict import CASES, WITHIN, planned
 from hedgerow.calibration.power_law import PowerLawWork
-from hedgerow.planner.times.calibrate import Fit, fit
+from hedgerow.planner.times.calibrate import CalibrationFit, fit
 from hedgerow.planner.times.calibration import Calibration
 
 MEASURED = Path(__file__).parent / "measured"
@@ -35,7 +35,7 @@ SWEEPS = (
 
 
 @cache
-def _fitted(sweep: Sweep) -> Fit:
+def _fitted(sweep: Sweep) -> CalibrationFit:
     known = Calibration.load(MEASURED / sweep.points)
     assert sum(point.kind == "step" for point in known.points) == sweep.steps
     return fit(known.points, known.device)

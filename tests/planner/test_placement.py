@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hedgerow.core.errors import ConfigError
-from hedgerow.planner.problem.solution import PlanError
+from hedgerow.planner.problem.options import PlanError
 from hedgerow.planner.solver import placement
 from hedgerow.planner.solver.placement import Placement, place
 from hedgerow.planner.solver.placement_problem import PlacementOption, PlacementTable, small_enough

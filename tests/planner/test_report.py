@@ -12,10 +12,10 @@ import pytest
 from hedgerow.core.errors import StateError, UnknownNameError
 from hedgerow.planner import Plan, Topology, plan
 from hedgerow.planner.explain import reasons
+from hedgerow.planner.problem.options import Mode, Variant
 from hedgerow.planner.problem.topology import GIB
-from hedgerow.planner.problem.variant import Mode, Variant
 from hedgerow.planner.report import report_text
-from hedgerow.planner.report_html import page
+from hedgerow.planner.report_page import page
 
 from .sample import CARD, cpu_plan, sample, table
 

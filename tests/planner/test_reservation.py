@@ -6,7 +6,7 @@ import pytest
 
 from hedgerow.core.errors import ConfigError
 from hedgerow.planner.problem.topology import GIB, Reserve, Topology
-from hedgerow.planner.sizes.reservation import dense_size, input_size, reserve_for
+from hedgerow.planner.sizes.storage import dense_size, input_size, reserve_for
 
 PAIR = Topology(world=2, hbm_per_device=[100_000, 80_000], ddr_per_machine=1_000_000)
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from hedgerow.core.errors import ConfigError, InputError
-from hedgerow.planner.problem.key_sampling import key_stats
+from hedgerow.planner.problem.key_stats import key_stats
 from hedgerow.planner.problem.table_spec import TableSpec
-from hedgerow.planner.times.hot_copies import hot_copies
-from hedgerow.planner.times.routing_advice import routing_advice
+from hedgerow.planner.times.routing_advice import hot_copies, routing_advice
 from hedgerow.routing.balance import balance
 from hedgerow.routing.router import Router
 

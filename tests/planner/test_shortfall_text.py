@@ -6,18 +6,14 @@ from collections.abc import Sequence
 import pytest
 
 from hedgerow.planner.make_plan import plan
-from hedgerow.planner.problem.option import Option, TableOptions
-from hedgerow.planner.problem.solution import PlanError
+from hedgerow.planner.problem.options import Option, PlanError, TableOptions, variants
 from hedgerow.planner.problem.table_spec import Feature, TableSpec
 from hedgerow.planner.problem.topology import Topology
-from hedgerow.planner.problem.variant import variants
-from hedgerow.planner.published.baseline_grid import TENTHS
-from hedgerow.planner.published.baseline_perf import baseline_ms
 from hedgerow.planner.sizes.layout import LAYOUTS
-from hedgerow.planner.sizes.step_load import StepLoad
-from hedgerow.planner.sizes.storage import storage_of
+from hedgerow.planner.sizes.storage import StepLoad, storage_of
 from hedgerow.planner.solver.shortfall_text import explained
 from hedgerow.planner.solver.solve import solve
+from tests.planner.published_planner import TENTHS, baseline_ms
 
 TABLES = [
     TableSpec(name="user", rows=40_000_000, dim=64, optimizer="adam", features=(Feature(1.0),)),

@@ -12,16 +12,12 @@ import pytest
 
 from benchmarks.plan import plan_work
 from hedgerow.core.errors import InputError
-from hedgerow.planner.problem.option import Option, TableOptions
-from hedgerow.planner.problem.solution import PlanError, Solution
+from hedgerow.planner.problem.options import Option, PlanError, Solution, TableOptions
 from hedgerow.planner.problem.topology import Budget
 from hedgerow.planner.solver.branch import branch
-from hedgerow.planner.solver.choice_problem import choice_problem
-from hedgerow.planner.solver.core import Answer, Core, whole
+from hedgerow.planner.solver.choice_problem import ChosenOptions, Core, choice_problem, prune, whole
 from hedgerow.planner.solver.core_milp import by_highs
-from hedgerow.planner.solver.feasible import fits
-from hedgerow.planner.solver.prune import prune
-from hedgerow.planner.solver.solve import solve
+from hedgerow.planner.solver.solve import fits, solve
 
 from .problems import cost, exhaustive, plain_highs, random_problem
 
@@ -129,9 +125,9 @@ def test_highs_is_asked_where_our_own_search_takes_long_and_the_answer_stays(
 ) -> None:
     tables, budget = plan_work(1, 60)
     best = solve(tables, budget)
-    asked: list[Answer] = []
+    asked: list[ChosenOptions] = []
 
-    def ask(core: Core, answer: Answer, deadline: float) -> tuple[Answer, float]:
+    def ask(core: Core, answer: ChosenOptions, deadline: float) -> tuple[ChosenOptions, float]:
         asked.append(answer)
         return by_highs(core, answer, deadline)
 

@@ -10,8 +10,7 @@ import pytest
 from hedgerow.core.errors import ConfigError
 from hedgerow.planner.problem.table_spec import Feature, TableSpec
 from hedgerow.planner.sizes.layout import BASELINE, HEDGEROW, STRICT, Layout
-from hedgerow.planner.sizes.step_load import StepLoad
-from hedgerow.planner.sizes.storage import rows_per_rank, shard_rows
+from hedgerow.planner.sizes.storage import StepLoad, rows_per_rank, shard_rows
 
 from .words import NO_CARDS, ONE_CARD, SMALL, TWO_CARDS, stored
 

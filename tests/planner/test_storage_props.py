@@ -8,12 +8,11 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hedgerow.planner.problem.options import Mode, Variant, variants
 from hedgerow.planner.problem.table_spec import Feature, TableSpec
 from hedgerow.planner.problem.topology import Topology
-from hedgerow.planner.problem.variant import Mode, Variant, variants
 from hedgerow.planner.sizes.layout import LAYOUTS, Layout
-from hedgerow.planner.sizes.step_load import StepLoad
-from hedgerow.planner.sizes.storage import Storage, rows_per_rank, shard_rows, storage_of
+from hedgerow.planner.sizes.storage import StepLoad, Storage, rows_per_rank, shard_rows, storage_of
 
 SPECS = st.builds(
     TableSpec,

@@ -5,7 +5,7 @@ import sys
 
 _SCRIPT = """
 import ctypes, os
-from hedgerow.planner.solver.stray_output import stray_output_to_stderr
+from hedgerow.planner.solver.core_milp import stray_output_to_stderr
 print("before")
 with stray_output_to_stderr():
     ctypes.CDLL(None).puts(b"stray")

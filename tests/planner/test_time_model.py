@@ -9,13 +9,18 @@ import pytest
 from hedgerow.core.errors import ConfigError, DtypeError
 from hedgerow.planner.make_plan import plan
 from hedgerow.planner.problem.key_stats import KeyStats
+from hedgerow.planner.problem.options import HBM_ONLY, HOST_ONLY, Mode, Variant, variants
 from hedgerow.planner.problem.table_spec import Feature, TableSpec
 from hedgerow.planner.problem.topology import Topology
-from hedgerow.planner.problem.variant import HBM_ONLY, HOST_ONLY, Mode, Variant, variants
 from hedgerow.planner.times.calibration import Calibration
-from hedgerow.planner.times.mode_cost import HostCost, ModeCost
+from hedgerow.planner.times.step_time import (
+    HostCost,
+    LinkCost,
+    ModeCost,
+    TimeParameters,
+    overlapped,
+)
 from hedgerow.planner.times.time_model import expected, row_bytes, thrashes, without_thrashing
-from hedgerow.planner.times.time_parameters import LinkCost, TimeParameters, overlapped
 
 H200 = Calibration.default("NVIDIA H200")
 CARD = Topology(world=1, hbm_per_device=2**37, ddr_per_machine=2**40)

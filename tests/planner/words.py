@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from hedgerow.planner.problem.options import Mode, Variant
 from hedgerow.planner.problem.table_spec import TableSpec
 from hedgerow.planner.problem.topology import GIB, Topology
-from hedgerow.planner.problem.variant import Mode, Variant
 from hedgerow.planner.sizes.layout import BASELINE, Layout
-from hedgerow.planner.sizes.step_load import StepLoad
-from hedgerow.planner.sizes.storage import Storage, storage_of
+from hedgerow.planner.sizes.storage import StepLoad, Storage, storage_of
 
 ONE_CARD = Topology(world=1, hbm_per_device=80 * GIB, ddr_per_machine=256 * GIB)
 TWO_CARDS = Topology(world=2, hbm_per_device=80 * GIB, ddr_per_machine=256 * GIB)

@@ -1,4 +1,4 @@
-"""The original's formulas, written once more in float64 as its specification states them.
+"""Monolith's formulas, written once more in float64 as its specification states them.
 
 The vectors give a few traces an optimizer; this runs many, inside the vectors' own tolerance.
 """
@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hedgerow.tables.optimizer_base import Optimizer
+from hedgerow.tables.optimizers import Optimizer
 
 from ..support import make_table
 

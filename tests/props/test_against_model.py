@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.tables import compressors, initializers, optimizers, original
+from hedgerow.tables import compressors, initializers, monolith_rules, optimizers
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.row_file import RowFile
+from hedgerow.tables.host_core import RowFile
 
 from ..support import EXTREME_IDS, OPTIMIZERS, everything, table_config, threads, twin_of
 
@@ -27,7 +27,7 @@ VALUES = st.integers(-64, 64).map(lambda k: k / 16)
 def _configs() -> list[TableConfig]:
     configs = [table_config(o, dim=3, name=f"{o.kind}-{i}") for i, o in enumerate(OPTIMIZERS)]
     wide = (
-        Segment(1, initializers.Zeros(), original.Ftrl(beta=1.0)),
+        Segment(1, initializers.Zeros(), monolith_rules.Ftrl(beta=1.0)),
         Segment(5, initializers.Normal(0.1), optimizers.Adam(lr=0.1)),
         Segment(
             2,
@@ -35,7 +35,7 @@ def _configs() -> list[TableConfig]:
             optimizers.Sgd(lr=0.1),
             stochastic_rounding_float16=True,
         ),
-        Segment(1, initializers.BatchSoftmaxInitializer(1.0), original.BatchSoftmax()),
+        Segment(1, initializers.BatchSoftmaxInitializer(1.0), monolith_rules.BatchSoftmax()),
         Segment(3, initializers.Uniform(1.0), optimizers.Adagrad(lr=0.1), compressors.FixedR8()),
     )
     serving = tuple(

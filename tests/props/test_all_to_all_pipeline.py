@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hedgerow.monolith.gather_by_ids import shard_of
 from hedgerow.ops.fused_gather import (
     fused_gather_embeddings_by_input,
     fused_gather_embeddings_by_input_gradient,
 )
-from hedgerow.ops.ids import shard_of
 from hedgerow.ops.reorder import Reordered, fused_reorder_by_indices
 from tests.support import EXTREME_IDS, threads
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
-from hedgerow.core.fids import make_fid, slot_of
-from hedgerow.tables.expiry import Eviction
+from hedgerow.core.hashing import make_fid, slot_of
+from hedgerow.tables.eviction import Eviction
 from hedgerow.tables.host import HostTable
 
 from ..support import EXTREME_IDS, everything, table_config, twin_of

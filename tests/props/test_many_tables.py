@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.core.ids import Ragged
+from hedgerow.monolith.tables.merged import MergedMultiTypeTable
+from hedgerow.monolith.tables.multi_type import MultiTypeTable, NativeMultiTable
 from hedgerow.tables import initializers, optimizers
 from hedgerow.tables.config import TableConfig
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.multi.merged import MergedMultiTypeTable
-from hedgerow.tables.multi.multi_type import MultiTypeTable
-from hedgerow.tables.multi.native_multi import NativeMultiTable
 from hedgerow.tables.store import TableKeys
 
 from ..support import EXTREME_IDS, everything, table_config

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hedgerow.wire import infer_tensors, push, push_split, tensors
+from hedgerow.wire import infer_tensors, push, tensors
 from hedgerow.wire.codec import from_bytes, to_bytes
 from hedgerow.wire.dtypes import ELEMENTS, ElementType
 from hedgerow.wire.messages import kserve, parameter_sync, tensor
@@ -86,7 +86,7 @@ def test_the_parts_of_a_push_assign_what_the_whole_assigns(
     for place, (rows, dim) in enumerate(tables):
         fids = torch.arange(rows) * (2**61 + 7) - 5
         push.add_rows(request, f"t{place}", fids, torch.randn(rows, dim), multi=multi)
-    parts = push_split.split(request, limit, rule)
+    parts = push.split_request(request, limit, rule)
     assert sum(push.row_count(part) for part in parts) == push.row_count(request)
     assert _assigned(parts, tables, multi) == _assigned([request], tables, multi)
 

@@ -12,14 +12,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from hedgerow.ps.process import ServerPlan, serve
-from hedgerow.ps.server import Server
-from hedgerow.ps.service import Service
+from hedgerow.ps.server import Server, ServerPlan, serve
+from hedgerow.ps.service import TableService
 from hedgerow.tables.config import TableConfig
 
 START_S = 60.0
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["hedgerow.ps.process", "zmq", "pyarrow", __name__])
+FORKS.set_forkserver_preload(["hedgerow.ps.server", "zmq", "pyarrow", __name__])
 
 
 class ServerProcess:
@@ -101,7 +100,7 @@ def server(shard: int = 0, shards: int = 1, **settings: Any) -> Iterator[ServerP
 @contextmanager
 def server_thread(**settings: Any) -> Iterator[Server]:
     """A server in a thread of this process: the same sockets, without the start of a process."""
-    started = Server(settings.pop("service", None) or Service(), **settings)
+    started = Server(settings.pop("service", None) or TableService(), **settings)
     thread = threading.Thread(target=started.run)
     thread.start()
     try:

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hedgerow.ps.connect import connect
 from hedgerow.ps.curve import ClientKeys, new_keys
 from hedgerow.ps.errors import DeadlineError, ServerAwayError
-from hedgerow.ps.near_line import NearLine
-from hedgerow.ps.remote_shard import RemoteShard
+from hedgerow.ps.pending_requests import WaitPolicy
+from hedgerow.ps.remote_shard import RemoteShard, connect
 from hedgerow.ps.server_tables import ServerTables
-from hedgerow.ps.tickets import Patience
+from hedgerow.ps.transports import UnixTransport
 from hedgerow.tables.store import TableKeys
 
 from .servers import server, until
@@ -169,7 +168,7 @@ def test_the_deadline_says_which_servers_did_it_and_how_to_go_on(tmp_path: Path)
     with ExitStack() as stack:
         fleet = Fleet(stack, tmp_path)
         fleet.tables.apply_gradients(ids, -torch.ones(30, 1))
-        fleet.shards[1].connection.patience = Patience(4.0, 1.0)
+        fleet.shards[1].connection.patience = WaitPolicy(4.0, 1.0)
         fleet.proxy.order("cut", "out")
         fleet.proxy.refuses = True
         with pytest.raises(DeadlineError) as raised:
@@ -192,7 +191,7 @@ def test_the_deadline_says_which_servers_did_it_and_how_to_go_on(tmp_path: Path)
             fleet.tables.lookup(ids)
         assert "did their part" not in str(raised.value)
         fleet.proxy.refuses = False
-        fleet.shards[1].connection.patience = Patience()
+        fleet.shards[1].connection.patience = WaitPolicy()
         fleet.tables.apply_gradients(ids, -torch.ones(30, 1))
         found = fleet.tables.lookup(ids).rows.view(10, 3)
         assert found[:, [0, 2]].tolist() == [[4.0, 4.0]] * 10
@@ -212,7 +211,7 @@ def test_a_server_that_comes_back_with_other_keys_is_no_refusal(
         proxy = TcpProxy(address)
         shard = RemoteShard(proxy.address, counting_table(), keys=own, retry_s=0.2)
         shard.start_apply_gradients(KEYS, -torch.ones(1)).wait()
-        shard.connection.patience = Patience(6.0, 0.2)
+        shard.connection.patience = WaitPolicy(6.0, 0.2)
         started.terminate()
         with server(keys=others, listen=address, **rows):
             for _ in range(2):
@@ -222,7 +221,7 @@ def test_a_server_that_comes_back_with_other_keys_is_no_refusal(
                 assert "perhaps with other keys" in str(raised.value)
                 assert proxy.accepted - before < 40, "a storm"
         with server(keys=own, listen=address, **rows):
-            shard.connection.patience = Patience(60.0, 0.2)
+            shard.connection.patience = WaitPolicy(60.0, 0.2)
             shard.start_apply_gradients(KEYS, -torch.ones(1)).wait()
             assert shard.start_lookup(KEYS).wait().rows.tolist() == [2.0]
         shard.close()
@@ -237,7 +236,7 @@ def test_a_server_that_comes_back_with_keys_is_no_refusal_of_what_was_sent(tmp_p
     with server(**rows) as started:
         address = started.address
         shard = RemoteShard(address, counting_table(), deadline_s=3, retry_s=0.2)
-        assert isinstance(shard.connection._line, NearLine)
+        assert isinstance(shard.connection._transport, UnixTransport)
         shard.start_apply_gradients(KEYS, -torch.ones(1)).wait()
         os.kill(started.pid, signal.SIGSTOP)
         write = shard.start_apply_gradients(KEYS, -torch.ones(1))
@@ -246,7 +245,7 @@ def test_a_server_that_comes_back_with_keys_is_no_refusal_of_what_was_sent(tmp_p
             with pytest.raises(DeadlineError, match="accepted this client before") as raised:
                 write.wait()
             assert raised.value.may_have_happened
-        shard.connection.patience = Patience()
+        shard.connection.patience = WaitPolicy()
         with server(listen=address, **rows):
             assert shard.start_lookup(KEYS).wait().rows.tolist() == [1.0]
         shard.close()

@@ -14,19 +14,16 @@ import torch
 from hedgerow.core.errors import NotSupportedError
 from hedgerow.core.ids import Ragged
 from hedgerow.monolith import distributed_ps_factory as door
-from hedgerow.nn.assemble import OverServers, assemble, local_shards
-from hedgerow.ps.connect import connect
-from hedgerow.ps.distributed import DistributedMultiTypeTable
+from hedgerow.monolith.tables.assemble import OverServers, assemble, local_shards
+from hedgerow.monolith.tables.multi_type import MultiTypeTable, NativeMultiTable
+from hedgerow.monolith.tables.on_servers import DistributedMultiTypeTable
 from hedgerow.ps.errors import DeadlineError
-from hedgerow.ps.frames import Answer, Request
-from hedgerow.ps.half import HalfShard
-from hedgerow.ps.remote_shard import RemoteShard
-from hedgerow.ps.service import Service
-from hedgerow.ps.shard import LocalShard
+from hedgerow.ps.messages import ServerAnswer, ServerRequest
+from hedgerow.ps.remote_shard import RemoteShard, connect
+from hedgerow.ps.service import TableService
+from hedgerow.ps.shard import Fp16Shard, LocalShard
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Zeros
-from hedgerow.tables.multi.multi_type import MultiTypeTable
-from hedgerow.tables.multi.native_multi import NativeMultiTable
 from hedgerow.tables.optimizers import Adagrad, Sgd
 from tests.ps.servers import server_thread
 from tests.support import bits
@@ -122,7 +119,7 @@ def test_halves_travel_and_rows_stay() -> None:
         assert row == [-1.0 - 2.0**-14, -2.0 - 2.0**-14]  # float32 there
         found = table.lookup({"1": ids})["1"]
         assert torch.equal(found, found.half().float())
-    local = HalfShard(LocalShard(MultiTypeTable(CONFIGS).store))
+    local = Fp16Shard(LocalShard(MultiTypeTable(CONFIGS).store))
     twin = DistributedMultiTypeTable([local], CONFIGS, transfer_float16=True)
     twin.apply_gradients({"1": (ids, value)})
     twin.apply_gradients({"1": (ids, torch.full((1, 2), 2.0**-14))})
@@ -141,7 +138,7 @@ def test_timers_are_tagged_with_model_and_server() -> None:
         assert counts == {"0": 2, "1": 1}
 
 
-class Slow(Service):
+class Slow(TableService):
     """Answers to reads wait until they are let go."""
 
     def __init__(self) -> None:
@@ -149,7 +146,7 @@ class Slow(Service):
         self.let_go = threading.Event()
         self.let_go.set()
 
-    def read(self, request: Request) -> Iterator[Answer]:
+    def read(self, request: ServerRequest) -> Iterator[ServerAnswer]:
         assert self.let_go.wait(60)
         yield from super().read(request)
 
@@ -190,7 +187,7 @@ def test_every_factory_of_servers_passes_the_deadline_of_serving_on(kind: str) -
                 open_shards.callback(shard.close)
             return shards
 
-        open_shards.enter_context(mock.patch("hedgerow.monolith.cluster.connect", over))
+        open_shards.enter_context(mock.patch("hedgerow.monolith.tables.assemble.connect", over))
         with door.cluster({"ps": [server.address]}):
             if kind == "partitioned":
                 table: Any = door.create_partitioned_hash_table(

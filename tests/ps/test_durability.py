@@ -13,14 +13,14 @@ import torch
 
 import hedgerow as hr
 from hedgerow.core.errors import CheckpointError, ConfigError
-from hedgerow.ps.client_file import unpack
+from hedgerow.ps.clients import unpack
 from hedgerow.ps.errors import DeadlineError, RolledBackError
-from hedgerow.ps.frames import Origin, Request, Verb
+from hedgerow.ps.messages import RequestOrigin, ServerRequest, Verb
+from hedgerow.ps.pending_requests import WaitPolicy
 from hedgerow.ps.recovery import ROWS, own_folder
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.saving import load_servers, save_servers
 from hedgerow.ps.shard import LocalShard
-from hedgerow.ps.tickets import Patience
 from hedgerow.routing.router import Router
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import TableKeys
@@ -118,11 +118,11 @@ def test_tables_are_shown_again_to_a_server_that_could_not_be_reached_when_it_wa
             count_one(shard)
         proxy.refuses = True
         proxy.cut_all()
-        shard.connection.patience = Patience(0.5, 0.1)
+        shard.connection.patience = WaitPolicy(0.5, 0.1)
         with pytest.raises(DeadlineError, match="no answer to open"):
             count_one(shard)
         proxy.refuses = False
-        shard.connection.patience = Patience()
+        shard.connection.patience = WaitPolicy()
         count_one(shard)
         assert counted(shard) == [1.0] * 4
         shard.close()
@@ -229,7 +229,9 @@ REFUSED = {"text": b"garbage", "one": b"[1]", "none": b"[]", "deep": b"[" * 10**
 @pytest.mark.parametrize("kind", REFUSED)
 def test_tables_that_were_refused_do_not_stop_a_restart(tmp_path: Path, kind: str) -> None:
     with server(checkpoint=tmp_path, durability="log") as started:
-        assert asked(started.address, [Request(Verb.OPEN, Origin(1, 1)).head(), REFUSED[kind]])
+        assert asked(
+            started.address, [ServerRequest(Verb.OPEN, RequestOrigin(1, 1)).head(), REFUSED[kind]]
+        )
         shard = RemoteShard(started.address, counting_table(), deadline_s=60)
         count_one(shard)
         started.crash()

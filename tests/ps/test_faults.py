@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from hedgerow.ps.errors import DeadlineError
-from hedgerow.ps.frames import Verb
+from hedgerow.ps.messages import Verb
+from hedgerow.ps.pending_requests import WaitPolicy
 from hedgerow.ps.remote_shard import RemoteShard
-from hedgerow.ps.tickets import Patience
 from hedgerow.tables.store import TableKeys
 
 from .proxy import Mischief, Proxy
@@ -151,7 +151,7 @@ def test_a_lost_answer_is_given_again_and_the_write_is_not_done_again() -> None:
         assert shard.start_lookup(keys).wait().rows.tolist() == [40.0]
         assert started.counters.read("writes_applied") == 40
         assert started.counters.read("writes_repeated") > 0
-        client = started.desk.clients.remembered()[0]
+        client = started.scheduler.clients.remembered()[0]
         assert len(client[3]) <= 1  # answers that have arrived are not kept
         shard.close()
         proxy.close()
@@ -165,7 +165,7 @@ def test_a_slow_server_meets_the_deadline(deadline_s: float) -> None:
         proxy = Proxy(started.address)
         RemoteShard(started.address, counting_table()).close()
         shard = RemoteShard(proxy.address, name="2/4")
-        shard.connection.patience = Patience(deadline_s, 10.0)
+        shard.connection.patience = WaitPolicy(deadline_s, 10.0)
         proxy.mischief = Mischief(delay=1.0, delay_s=5.0)
         begin = time.monotonic()
         with pytest.raises(DeadlineError, match=rf"server 2/4 at tcp.*deadline of {deadline_s} s"):

@@ -9,18 +9,16 @@ import pytest
 import torch
 
 from hedgerow.core.errors import InputError, StateError
-from hedgerow.ps import followers
+from hedgerow.ps import service
 from hedgerow.ps.errors import ConsumerGoneError, DeadlineError, FrameError
-from hedgerow.ps.followers import Followers
-from hedgerow.ps.following import followed_tables
-from hedgerow.ps.frames import Options, Request, Verb
+from hedgerow.ps.followed_tables import RemoteTable, followed_tables
+from hedgerow.ps.messages import Options, ServerRequest, Verb
+from hedgerow.ps.pending_requests import WaitPolicy
 from hedgerow.ps.remote_shard import RemoteShard
-from hedgerow.ps.remote_table import RemoteTable
-from hedgerow.ps.service import Service
-from hedgerow.ps.tickets import Patience
+from hedgerow.ps.service import ChangeConsumers, TableService
+from hedgerow.tables.changes import TouchedBatch
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.store import TableKeys
-from hedgerow.tables.touched import Touched
 
 from .proxy import Mischief, Proxy
 from .servers import server, server_thread
@@ -43,7 +41,7 @@ def followed(shard: RemoteShard) -> RemoteTable:
     return table
 
 
-def ids_of(taken: Touched) -> list[int]:
+def ids_of(taken: TouchedBatch) -> list[int]:
     return sorted(taken.ids.tolist())
 
 
@@ -59,7 +57,7 @@ def test_changed_keys_are_given_once_and_given_back_keys_again() -> None:
         shard.start_erase(keys(1)).wait()
         assert ids_of(marks.take()) == [1, 2]
         assert ids_of(others.take()) == [-(2**63), 1, 2]  # deletions are not for everyone
-        marks.give_back(Touched(NOTHING, whole_table=True, forgotten=0))
+        marks.give_back(TouchedBatch(NOTHING, whole_table=True, forgotten=0))
         assert marks.take().whole_table
         rows, present = table.read(torch.tensor([1, 2, 7]))
         assert (rows.tolist(), present.tolist()) == ([[0.0], [1.0], [0.0]], [False, True, False])
@@ -72,7 +70,7 @@ def test_changed_keys_are_given_once_and_given_back_keys_again() -> None:
 
 
 def test_many_keys_come_in_parts_and_ids_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hedgerow.ps.remote_table._TAKE_IDS", 100)
+    monkeypatch.setattr("hedgerow.ps.followed_tables._TAKE_IDS", 100)
     with server_thread() as started:
         shard = RemoteShard(started.address, counting_table())
         table = followed(shard)
@@ -83,7 +81,7 @@ def test_many_keys_come_in_parts_and_ids_in_slices(monkeypatch: pytest.MonkeyPat
         slices = list(table.all_ids())
         assert len(slices) > 5
         assert sorted(torch.cat(slices).tolist()) == ids.tolist()
-        monkeypatch.setattr("hedgerow.ps.remote_table._READ_FLOATS", 100)
+        monkeypatch.setattr("hedgerow.ps.followed_tables._READ_FLOATS", 100)
         rows, present = table.read(torch.cat([ids, torch.tensor([-1])]))
         assert rows[:, 0].tolist() == [-1.0] * 1050 + [0.0]
         assert present.tolist() == [True] * 1050 + [False]
@@ -92,7 +90,7 @@ def test_many_keys_come_in_parts_and_ids_in_slices(monkeypatch: pytest.MonkeyPat
         shard.close()
 
 
-def test_the_original_s_rule_forgets_on_servers_as_well() -> None:
+def test_monolith_rule_forgets_on_servers_as_well() -> None:
     with server_thread() as started:
         shard = RemoteShard(started.address, counting_table())
         marks = followed(shard).touched("one", capacity=3, overflow="forget")
@@ -103,10 +101,10 @@ def test_the_original_s_rule_forgets_on_servers_as_well() -> None:
         shard.close()
 
 
-def ask(verb: Verb, *more: bytes, **order: Any) -> Request:
-    from hedgerow.ps.buffers import text_of
+def ask(verb: Verb, *more: bytes, **order: Any) -> ServerRequest:
+    from hedgerow.ps.messages import text_of
 
-    return Request(verb, options=Options(), frames=[text_of(order), *more])
+    return ServerRequest(verb, options=Options(), frames=[text_of(order), *more])
 
 
 OPEN = {"consumer": "c", "life": 7, "capacity": 10, "all_changes": False, "overflow": "whole_table"}
@@ -124,7 +122,7 @@ def taken(answer: Any) -> list[int]:
 
 
 def test_a_take_that_comes_twice_gives_the_same_and_a_late_one_nothing(table: HostTable) -> None:
-    follows = Followers()
+    follows = ChangeConsumers()
     follows.answer(table, ask(Verb.TOUCHED_OPEN, **OPEN))
     one = torch.ones(1, 1)
     table.apply_gradients(torch.tensor([5]), one)
@@ -144,7 +142,7 @@ def test_a_take_that_comes_twice_gives_the_same_and_a_late_one_nothing(table: Ho
 
 
 def test_who_opens_a_consumer_anew_gets_it_and_the_other_is_told(table: HostTable) -> None:
-    follows = Followers()
+    follows = ChangeConsumers()
     follows.answer(table, ask(Verb.TOUCHED_OPEN, **OPEN))
     follows.answer(table, ask(Verb.TOUCHED_OPEN, **{**OPEN, "life": 8}))
     with pytest.raises(ConsumerGoneError, match="'c'"):
@@ -154,8 +152,8 @@ def test_who_opens_a_consumer_anew_gets_it_and_the_other_is_told(table: HostTabl
 
 
 def test_consumers_of_a_table_are_bounded(table: HostTable) -> None:
-    follows = Followers()
-    names = [f"c{i}" for i in range(followers.MAX_CONSUMERS + 1)]
+    follows = ChangeConsumers()
+    names = [f"c{i}" for i in range(service.MAX_CONSUMERS + 1)]
     for name in names[:-1]:
         follows.answer(table, ask(Verb.TOUCHED_OPEN, **{**OPEN, "consumer": name}))
     take = {"life": 7, "number": 1, "most": 1}
@@ -184,12 +182,15 @@ def test_hostile_orders_are_refused(
     table: HostTable, changed: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        Followers().answer(table, ask(Verb.TOUCHED_OPEN, **{**OPEN, **changed}))
+        ChangeConsumers().answer(table, ask(Verb.TOUCHED_OPEN, **{**OPEN, **changed}))
 
 
 def test_orders_that_are_none_are_refused(table: HostTable) -> None:
-    follows = Followers()
-    for request in (Request(Verb.TOUCHED_OPEN), Request(Verb.TOUCHED_TAKE, frames=[b"[]"])):
+    follows = ChangeConsumers()
+    for request in (
+        ServerRequest(Verb.TOUCHED_OPEN),
+        ServerRequest(Verb.TOUCHED_TAKE, frames=[b"[]"]),
+    ):
         with pytest.raises(FrameError):
             follows.answer(table, request)
     follows.answer(table, ask(Verb.TOUCHED_OPEN, **OPEN))
@@ -198,7 +199,7 @@ def test_orders_that_are_none_are_refused(table: HostTable) -> None:
     with pytest.raises(FrameError, match="ids"):
         follows.answer(table, ask(Verb.TOUCHED_BACK, b"12345", consumer="c", life=7))
     with pytest.raises(StateError, match="no tables"):
-        Service().store.table(0)
+        TableService().store.table(0)
 
 
 def test_a_crash_with_the_log_begins_another_life_and_keeps_all_rows(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_ids_of_a_server_that_is_restarted_meanwhile_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else their end would look like that of all rows, and a publisher would sweep the rest."""
-    monkeypatch.setattr("hedgerow.ps.remote_table._TAKE_IDS", 100)
+    monkeypatch.setattr("hedgerow.ps.followed_tables._TAKE_IDS", 100)
     with server(checkpoint=tmp_path, durability="log") as started:
         shard = RemoteShard(started.address, counting_table(), deadline_s=60)
         table = followed(shard)
@@ -268,7 +269,7 @@ def test_every_key_arrives_once_over_a_line_that_loses_doubles_and_reorders(seed
         marks = RemoteTable(follower, 0).touched("one", all_changes=True)
         life, arrived, failed = marks.life, list[int](), 0
         proxy.mischief = Mischief(drop=0.2, delay=0.1, duplicate=0.2, reorder=0.1, delay_s=0.03)
-        follower.connection.patience = Patience(0.05, 0.02)  # so that some takes are given up
+        follower.connection.patience = WaitPolicy(0.05, 0.02)  # so that some takes are given up
         for key in range(80):
             count(trainer, key)
             try:
@@ -276,7 +277,7 @@ def test_every_key_arrives_once_over_a_line_that_loses_doubles_and_reorders(seed
             except DeadlineError:
                 failed += 1
         proxy.mischief = Mischief()
-        follower.connection.patience = Patience(30.0, 0.1)
+        follower.connection.patience = WaitPolicy(30.0, 0.1)
         for _ in range(2):  # what was given up, then what came after it
             arrived += marks.take().ids.tolist()
         assert sorted(arrived) == list(range(80))

@@ -24,22 +24,30 @@ import zmq
 from hedgerow.core import errors as core_errors
 from hedgerow.core.errors import HedgerowError
 from hedgerow.ps import errors as own_errors
-from hedgerow.ps.blocks import SLOTS, Block
 from hedgerow.ps.curve import ClientKeys, new_keys
-from hedgerow.ps.frames import (
-    Answer,
+from hedgerow.ps.messages import (
     Buffer,
     Options,
-    Origin,
-    Request,
+    RequestOrigin,
+    ServerAnswer,
+    ServerRequest,
     Status,
     Verb,
     behind_head,
     read_answer,
 )
-from hedgerow.ps.nearby import connect_nearby
-from hedgerow.ps.packets import from_head, is_plain, packet_of, read_packet, shared_packet, spans_of
 from hedgerow.ps.remote_shard import RemoteShard
+from hedgerow.ps.unix_messages import (
+    SLOTS,
+    SharedBlock,
+    connected_socket,
+    from_head,
+    is_plain,
+    packet_of,
+    read_packet,
+    shared_packet,
+    spans_of,
+)
 from hedgerow.routing.router import Router
 from hedgerow.tables.checkpoint.manifest import FileEntry
 from hedgerow.tables.store import TableKeys
@@ -70,7 +78,7 @@ FILE = FileEntry("rows", "count", 0, "rows", 1, 1, "0")
 FILES = [{"files": [{**asdict(FILE), "file": 7}], "blobs": []}]
 ANSWER_S = 30.0
 ROUTERS = {"count": Router("roundrobin", 1).to_dict()}
-Ask = Callable[[list[bytes]], tuple[Answer, bytes] | None]
+Ask = Callable[[list[bytes]], tuple[ServerAnswer, bytes] | None]
 """Sends a message; the first answer and its text, None if there is none by design."""
 
 
@@ -142,7 +150,7 @@ def message_of(chosen: random.Random, folder: Path) -> list[bytes]:
         cursor=number(chosen, 64, signed=False),
     )
     rates = tuple(chosen.choice(FLOATS) for _ in range(chosen.choice((0, 1, 1, 1, 3))))
-    origin = Origin(chosen.getrandbits(64), 1, 0, 0, chosen.choice((0, 0, 2**32 - 1)))
+    origin = RequestOrigin(chosen.getrandbits(64), 1, 0, 0, chosen.choice((0, 0, 2**32 - 1)))
     splits = chosen.choice(((0, n), (0, n), (0, n), (), (0, n, n), (0,) * 900))
     ids = np.array([chosen.choice((*LARGE[:4], i)) for i in range(n)], dtype=np.int64)
     rows = np.array([chosen.choice(FLOATS) for _ in range(n)], dtype=np.float32)
@@ -155,7 +163,7 @@ def message_of(chosen: random.Random, folder: Path) -> list[bytes]:
     if chosen.random() < 0.3 and frames:
         at = chosen.randrange(len(frames))
         frames[at] = chosen.choice((b"", frames[at][:-1], frames[at] * 3, bytes(70_000)))
-    head = bytearray(Request(verb, origin, options, splits, rates).head())
+    head = bytearray(ServerRequest(verb, origin, options, splits, rates).head())
     for _ in range(chosen.choice((0, 0, 0, 1, 3))):
         head[chosen.randrange(4, len(head))] = chosen.randrange(256)
     struct.pack_into("<QQ", head, 24, 1, 0)  # what was acknowledged is not answered again
@@ -163,7 +171,7 @@ def message_of(chosen: random.Random, folder: Path) -> list[bytes]:
     return [bytes(head[: chosen.choice((len(head),) * 9 + (20,))]), *frames]
 
 
-def told(head: Buffer, rest: bytes) -> tuple[Answer, bytes]:
+def told(head: Buffer, rest: bytes) -> tuple[ServerAnswer, bytes]:
     answer, _ = read_answer(head)
     return answer, rest
 
@@ -177,7 +185,7 @@ def by_tcp(address: str, keys: Path | None) -> Iterator[Ask]:
         ClientKeys.read(keys).protect(dealer)
     dealer.connect(address)
 
-    def ask(message: list[bytes]) -> tuple[Answer, bytes]:
+    def ask(message: list[bytes]) -> tuple[ServerAnswer, bytes]:
         dealer.send_multipart(message)
         assert dealer.poll(int(1000 * ANSWER_S)), f"no answer to {message!r:.300}"
         head, *rest = dealer.recv_multipart()
@@ -195,10 +203,10 @@ def by_tcp(address: str, keys: Path | None) -> Iterator[Ask]:
 
 @contextmanager
 def by_local_socket(address: str, _keys: Path | None) -> Iterator[Ask]:
-    chosen, open_now = random.Random(7), [connect_nearby(address)]
-    blocks = [Block(SLOTS + i, 2**20) for i in range(SLOTS)]
+    chosen, open_now = random.Random(7), [connected_socket(address)]
+    blocks = [SharedBlock(SLOTS + i, 2**20) for i in range(SLOTS)]
 
-    def ask(message: list[bytes]) -> tuple[Answer, bytes] | None:
+    def ask(message: list[bytes]) -> tuple[ServerAnswer, bytes] | None:
         head, *buffers = message
         rights, fds = [], []
         if chosen.random() < 0.5:  # through shared memory, often not as it should be
@@ -273,7 +281,7 @@ def hostile(tmp_path: Path, way: str, *, tries: int, seed: int) -> None:
         counting = RemoteShard(started.address, counting_table(), keys=keys)
         counting.start_apply_gradients(KEYS, -torch.ones(8)).wait()
         with opened(started.address, keys) as ask:
-            ask([Request(Verb.HEALTH, Origin(1, 1)).head()])
+            ask([ServerRequest(Verb.HEALTH, RequestOrigin(1, 1)).head()])
             files, memory = open_files(started), memory_kb(started)
             for at in range(tries):
                 message = message_of(chosen, tmp_path / "orders")
@@ -304,7 +312,7 @@ def raw_bytes(chosen: random.Random, *, keys: bool) -> bytes:
     hello = b"\x05HELLO\x01\x00" + bytes(72) + chosen.randbytes(32 + 8 + 80)
     command = hello if keys else ready
     name = b"\x04" + bytes([len(command)]) + command
-    request = Request(Verb.HEALTH, Origin(5, 1)).head()
+    request = ServerRequest(Verb.HEALTH, RequestOrigin(5, 1)).head()
     frames = chosen.choice(
         (
             b"\x00" + bytes([len(request)]) + request,
@@ -397,7 +405,7 @@ def test_a_server_without_descriptors_left_goes_on_and_lets_clients_in_later(
         host, _, port = started.address.removeprefix("tcp://").partition(":")
         held = [socket.create_connection((host, int(port))) for _ in range(100)]
         until(lambda: open_files(started) >= before + 39)
-        held += [made for _ in range(20) if (made := connect_nearby(started.address)) is not None]
+        held += [made for _ in range(20) if (made := connected_socket(started.address)) is not None]
         counting.start_apply_gradients(KEYS, -torch.ones(8)).wait()
         with pytest.raises(HedgerowError, match="Too many open files"):
             counting.checkpoint()

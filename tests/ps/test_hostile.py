@@ -14,10 +14,17 @@ import torch
 import zmq
 
 from hedgerow.core.errors import ConfigError, FileDamagedError
-from hedgerow.ps import frames
+from hedgerow.ps import messages
 from hedgerow.ps.curve import ClientKeys, ServerKeys, new_keys
 from hedgerow.ps.errors import FrameError, ServerAwayError
-from hedgerow.ps.frames import Answer, Options, Origin, Request, Verb, read_answer
+from hedgerow.ps.messages import (
+    Options,
+    RequestOrigin,
+    ServerAnswer,
+    ServerRequest,
+    Verb,
+    read_answer,
+)
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.server import Server
 from hedgerow.tables.store import TableKeys
@@ -26,9 +33,9 @@ from .servers import server, server_thread
 from .tables import counting_table
 
 KEYS = TableKeys.of_one(torch.tensor([7]))
-GOOD = Request(
+GOOD = ServerRequest(
     Verb.APPLY_GRADIENTS,
-    Origin(client=1, sequence=9),
+    RequestOrigin(client=1, sequence=9),
     Options(),
     (0, 2),
     (1.0,),
@@ -93,10 +100,10 @@ def test_what_is_no_request_is_refused_in_words(started: Server, kind: str) -> N
     works(started.address)
     (whole,) = asked(started.address, MESSAGES[kind])
     answer, _ = read_answer(whole)
-    assert answer.status == frames.Status.FAILED
-    assert b"FrameError" in bytes(frames.behind_head(whole))
+    assert answer.status == messages.Status.FAILED
+    assert b"FrameError" in bytes(messages.behind_head(whole))
     works(started.address)
-    assert started.desk.service.store.size() == 0
+    assert started.scheduler.service.store.size() == 0
 
 
 def test_random_bytes_and_bytes_that_are_no_zeromq(started: Server) -> None:
@@ -108,7 +115,7 @@ def test_random_bytes_and_bytes_that_are_no_zeromq(started: Server) -> None:
             head[chosen.randrange(4, len(head))] = chosen.randrange(256)
         head[32:40] = bytes(8)  # what a client has acknowledged is not answered again
         answer = asked(started.address, [bytes(head), *GOOD.frames])
-        assert read_answer(answer[0])[0].status in frames.Status
+        assert read_answer(answer[0])[0].status in messages.Status
     host, port = started.address.removeprefix("tcp://").split(":")
     for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(4096), chosen.randbytes(4096)):
         with socket.create_connection((host, int(port))) as plain:
@@ -140,7 +147,7 @@ def test_an_answer_that_is_none_is_refused() -> None:
     with pytest.raises(FrameError, match="none of ours"):
         read_answer(b"nothing")
     with pytest.raises(FrameError, match="version 7"):
-        read_answer(b"HRPS\x07\x00" + Answer(Verb.SIZES).head(1, 1)[6:])
+        read_answer(b"HRPS\x07\x00" + ServerAnswer(Verb.SIZES).head(1, 1)[6:])
 
 
 def test_keys_open_and_wrong_keys_do_not(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 import zmq
 
-from hedgerow.ps import desk
+from hedgerow.ps import request_scheduler
 from hedgerow.ps.curve import ClientKeys, ServerKeys, new_keys
-from hedgerow.ps.frames import Origin, Request, Verb
+from hedgerow.ps.messages import RequestOrigin, ServerRequest, Verb
 from hedgerow.ps.remote_shard import RemoteShard
-from hedgerow.ps.server import Limits
+from hedgerow.ps.server import ServerLimits
 from hedgerow.tables.store import TableKeys
 
 from .servers import FORKS, START_S, server, server_thread, until
@@ -108,7 +108,7 @@ def test_eight_threads_and_three_processes_for_a_minute(tmp_path: Path, durabili
 def test_a_busy_server_says_so_and_nothing_is_lost() -> None:
     n = 200_000
     keys = TableKeys.of_one(torch.arange(n))
-    with server_thread(limits=Limits(requests=2)) as started:
+    with server_thread(limits=ServerLimits(requests=2)) as started:
         shard = RemoteShard(started.address, counting_table(), deadline_s=60)
         under_way = [shard.start_apply_gradients(keys, -torch.ones(n)) for _ in range(12)]
         for answer in under_way:
@@ -122,10 +122,10 @@ def test_a_busy_server_says_so_and_nothing_is_lost() -> None:
 def test_a_client_that_takes_nothing_does_not_fill_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(desk, "OUT_BYTES", 4 * 2**20)
-    monkeypatch.setattr(desk, "OUT_PATIENCE_S", 0.2)
+    monkeypatch.setattr(request_scheduler, "OUT_BYTES", 4 * 2**20)
+    monkeypatch.setattr(request_scheduler, "OUT_PATIENCE_S", 0.2)
     n = 6_000_000  # 24 MB of answers
-    request = Request(Verb.LOOKUP, Origin(1, 1), splits=(0, n))
+    request = ServerRequest(Verb.LOOKUP, RequestOrigin(1, 1), splits=(0, n))
     context = zmq.Context()
     lazy = context.socket(zmq.DEALER)
     for option, value in ((zmq.LINGER, 0), (zmq.RCVHWM, 1), (zmq.RCVBUF, 2**16)):

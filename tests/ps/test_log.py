@@ -10,11 +10,11 @@ import torch
 
 from hedgerow.core.clock import ManualClock
 from hedgerow.ps.errors import LogError
-from hedgerow.ps.frames import Origin, Request, Status, Verb, read_answer
-from hedgerow.ps.log import Log, LogClock, replay, segment_path, segments
+from hedgerow.ps.messages import RequestOrigin, ServerRequest, Status, Verb, read_answer
+from hedgerow.ps.recovery import Log, LogClock, replay, segment_path, segments
 from hedgerow.ps.remote_shard import RemoteShard
-from hedgerow.ps.service import Service
-from hedgerow.tables.multi.multi_config import MultiConfig
+from hedgerow.ps.service import TableService
+from hedgerow.tables.multi.several_tables import MultiConfig
 from hedgerow.tables.store import TableKeys
 
 from .servers import server, server_thread
@@ -130,12 +130,12 @@ class FullOnce:
 
 def test_a_late_copy_of_a_write_that_was_refused_is_not_done() -> None:
     log = FullOnce()
-    service = Service()
+    service = TableService()
     service.open(MultiConfig.of(counting_table()))
     with server_thread(service=service, journal=log) as started:
-        write = Request(
+        write = ServerRequest(
             Verb.APPLY_GRADIENTS,
-            Origin(client=7, sequence=2),
+            RequestOrigin(client=7, sequence=2),
             splits=(0, 1),
             rates=(1.0,),
             frames=[bytes(8), bytes(4)],
@@ -143,7 +143,7 @@ def test_a_late_copy_of_a_write_that_was_refused_is_not_done() -> None:
         for _ in range(2):
             (answer,) = asked(started.address, [write.head(), *write.frames])
             assert read_answer(answer)[0].status == Status.FAILED
-        assert (log.asked, started.desk.service.store.size()) == (1, 0)
+        assert (log.asked, started.scheduler.service.store.size()) == (1, 0)
 
 
 def test_a_damaged_log_keeps_the_server_from_starting(tmp_path: Path) -> None:

@@ -14,16 +14,23 @@ import pytest
 import torch
 
 from hedgerow.core.errors import ConfigError
-from hedgerow.ps.blocks import SLOTS, Block, Blocks
 from hedgerow.ps.curve import ServerKeys, new_keys
-from hedgerow.ps.frames import Origin, Request, Status, Verb, read_answer
-from hedgerow.ps.line import Line
-from hedgerow.ps.near_line import NearLine
-from hedgerow.ps.nearby import connect_nearby, nearby_name
-from hedgerow.ps.packets import from_head, packet_of, shared_packet, spans_of
+from hedgerow.ps.messages import RequestOrigin, ServerRequest, Status, Verb, read_answer
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.server import Server
-from hedgerow.ps.service import Service
+from hedgerow.ps.service import TableService
+from hedgerow.ps.transports import UnixTransport, ZmqTransport
+from hedgerow.ps.unix_messages import (
+    SLOTS,
+    ClientBlocks,
+    SharedBlock,
+    connected_socket,
+    from_head,
+    packet_of,
+    shared_packet,
+    spans_of,
+    unix_name,
+)
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Zeros
 from hedgerow.tables.multi.host_tables import HostTables
@@ -36,11 +43,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names of socket
 CONFIGS = {"item": TableConfig("any", (Segment(2, Zeros(), Sgd(lr=1.0)),))}
 MANY = TableKeys.of_one(torch.arange(600_000))
 FEW = TableKeys.of_one(torch.arange(10))
-LOOKUP = Request(Verb.LOOKUP, Origin(client=1, sequence=9), splits=(0, 4), frames=[bytes(32)])
+LOOKUP = ServerRequest(
+    Verb.LOOKUP, RequestOrigin(client=1, sequence=9), splits=(0, 4), frames=[bytes(32)]
+)
 
 
-def line_of(shard: RemoteShard) -> Line | NearLine:
-    return shard.connection._line
+def line_of(shard: RemoteShard) -> ZmqTransport | UnixTransport:
+    return shard.connection._transport
 
 
 def rows_of(keys: TableKeys) -> torch.Tensor:
@@ -56,26 +65,26 @@ def works(shard: RemoteShard, keys: TableKeys = FEW) -> None:
     "address", ["tcp://10.0.0.1:7000", "tcp://localhost:7000", "ipc:///tmp/x", "nothing", ""]
 )
 def test_only_loopback_addresses_have_one(address: str) -> None:
-    assert nearby_name(address) is None
-    assert connect_nearby(address) is None
+    assert unix_name(address) is None
+    assert connected_socket(address) is None
 
 
 def test_a_name_that_somebody_else_has_is_refused_as_a_taken_port_is() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    name = nearby_name(address)
+    name = unix_name(address)
     assert name is not None
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.bind("\0" + name)
         with pytest.raises(ConfigError, match="cannot listen at hedgerow-ps-"):
-            Server(Service(), listen=address)
+            Server(TableService(), listen=address)
 
 
 def test_every_verb_with_much_and_with_little() -> None:
     local = HostTables(CONFIGS)
     with server_thread() as started:
         shard = RemoteShard(started.address, CONFIGS)
-        assert isinstance(line_of(shard), NearLine)
+        assert isinstance(line_of(shard), UnixTransport)
         for keys in (MANY, FEW, TableKeys.of_one(torch.empty(0, dtype=torch.int64))):
             local.assign(keys, rows_of(keys))
             local.apply_gradients(keys, torch.ones(2 * len(keys.ids)))
@@ -93,7 +102,7 @@ def test_every_verb_with_much_and_with_little() -> None:
             narrow.close()
         shard.close()
         address = started.address
-    assert connect_nearby(address) is None
+    assert connected_socket(address) is None
 
 
 def test_more_large_requests_at_once_than_there_are_blocks() -> None:
@@ -111,9 +120,9 @@ def test_more_large_requests_at_once_than_there_are_blocks() -> None:
 def test_who_has_keys_does_not_take_it(tmp_path: Path) -> None:
     new_keys(tmp_path)
     with server_thread(keys=ServerKeys.read(tmp_path)) as started:
-        assert connect_nearby(started.address) is None
+        assert connected_socket(started.address) is None
         shard = RemoteShard(started.address, CONFIGS, keys=tmp_path)
-        assert isinstance(line_of(shard), Line)
+        assert isinstance(line_of(shard), ZmqTransport)
         works(shard)
         shard.close()
 
@@ -126,22 +135,22 @@ def test_a_client_without_memory_to_share_goes_on_by_tcp(monkeypatch: pytest.Mon
         monkeypatch.setattr(os, "memfd_create", refuse)
         shard = RemoteShard(started.address, CONFIGS)
         works(shard, MANY)
-        assert isinstance(line_of(shard), Line)
+        assert isinstance(line_of(shard), ZmqTransport)
         shard.close()
 
 
 def test_another_user_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     with server_thread() as started:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        assert connect_nearby(started.address) is None
-        name = nearby_name(started.address)
+        assert connected_socket(started.address) is None
+        name = unix_name(started.address)
         assert name is not None
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
             other.connect("\0" + name)
             other.settimeout(20)
             assert other.recv(1) == b""  # the server looks, too
         shard = RemoteShard(started.address, CONFIGS)
-        assert isinstance(line_of(shard), Line)
+        assert isinstance(line_of(shard), ZmqTransport)
         works(shard)
         shard.close()
 
@@ -152,12 +161,12 @@ def test_a_server_that_comes_back_is_met_there_again(tmp_path: Path) -> None:
         works(shard)
         started.crash()
         works(shard)
-        assert isinstance(line_of(shard), NearLine)
+        assert isinstance(line_of(shard), UnixTransport)
         shard.close()
 
 
 def test_a_block_whose_request_was_sent_twice_or_given_up_is_not_used_again() -> None:
-    blocks = Blocks()
+    blocks = ClientBlocks()
     first = blocks.take(1, 100, once=True)
     second = blocks.take(1, 100, once=False)  # asked again
     assert second is not first
@@ -177,7 +186,7 @@ def test_a_block_whose_request_was_sent_twice_or_given_up_is_not_used_again() ->
 
 def asked(address: str, pieces: list[bytes], fds: tuple[int, ...] = ()) -> bytes:
     """What a server says to a packet; nothing if it ends the connection."""
-    plain = connect_nearby(address)
+    plain = connected_socket(address)
     assert plain is not None
     with plain:
         plain.settimeout(20)
@@ -192,7 +201,7 @@ def refused(address: str, pieces: list[bytes], fds: tuple[int, ...] = ()) -> boo
 
 
 def test_memory_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
-    ours = Block(SLOTS, 4096)
+    ours = SharedBlock(SLOTS, 4096)
     plain_file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     os.ftruncate(plain_file, 4096)
     loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
@@ -235,8 +244,8 @@ def test_memory_that_was_shared_goes_with_its_client(verb: str) -> None:
 
 
 def test_an_answer_for_which_there_is_no_room_is_refused_and_no_fault() -> None:
-    ours = Block(SLOTS, 2**20)
-    many = Request(Verb.LOOKUP, Origin(client=1, sequence=9), splits=(0, 100_000))
+    ours = SharedBlock(SLOTS, 2**20)
+    many = ServerRequest(Verb.LOOKUP, RequestOrigin(client=1, sequence=9), splits=(0, 100_000))
     spans = spans_of([8 * 100_000])
     with server_thread() as started:
         shard = RemoteShard(started.address, CONFIGS)
@@ -263,10 +272,10 @@ def test_random_packets_harm_nobody() -> None:
 
 def test_one_who_reads_no_answers_holds_up_nobody() -> None:
     ids = torch.arange(4000)
-    request = Request(Verb.LOOKUP, Origin(client=1, sequence=9), splits=(0, 4000))
+    request = ServerRequest(Verb.LOOKUP, RequestOrigin(client=1, sequence=9), splits=(0, 4000))
     with server_thread() as started:
         shard = RemoteShard(started.address, CONFIGS)
-        plain = connect_nearby(started.address)
+        plain = connected_socket(started.address)
         assert plain is not None
         with plain:
             plain.settimeout(20)

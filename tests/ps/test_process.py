@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 
 from hedgerow.cli import app as program
 from hedgerow.core.errors import ConfigError, StateError
-from hedgerow.ps.process import ServerPlan
 from hedgerow.ps.remote_shard import RemoteShard
-from hedgerow.ps.server import Server
-from hedgerow.ps.service import Service
+from hedgerow.ps.server import Server, ServerPlan
+from hedgerow.ps.service import TableService
 from hedgerow.tables.store import TableKeys
 
 from .servers import config_file, server, server_thread
@@ -143,7 +142,7 @@ def test_addresses_that_are_none_or_taken_are_named() -> None:
         RemoteShard("nonsense", counting_table())
     with server() as started:
         with pytest.raises(ConfigError, match=r"cannot listen.*already in use"):
-            Server(Service(), listen=started.address)
+            Server(TableService(), listen=started.address)
         with pytest.raises(ConfigError, match="retry_s"):
             RemoteShard(started.address, retry_s=0)
 

@@ -13,15 +13,13 @@ from torch import Tensor
 
 from hedgerow.core.errors import ConfigError, InputError, NotFiniteError, StateError
 from hedgerow.ps.server_tables import ServerTables
-from hedgerow.ps.shard import LocalShard, Pending
+from hedgerow.ps.shard import LocalShard, PendingAnswer
 from hedgerow.routing.router import Router
 from hedgerow.tables.admission import Count
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Uniform, Zeros
 from hedgerow.tables.multi.host_tables import HostTables
-from hedgerow.tables.optimizer_base import Optimizer
-from hedgerow.tables.optimizers import Adagrad, Adam, Sgd
-from hedgerow.tables.schedules import Polynomial
+from hedgerow.tables.optimizers import Adagrad, Adam, Optimizer, Polynomial, Sgd
 from hedgerow.tables.store import Applied, TableKeys
 from tests.support import EXTREME_IDS, bits, everything
 
@@ -185,7 +183,7 @@ class Recorder(LocalShard):
 
 
 class Late:
-    def __init__(self, pending: Pending[Applied], asked: list[Any], fails: bool) -> None:
+    def __init__(self, pending: PendingAnswer[Applied], asked: list[Any], fails: bool) -> None:
         self.pending, self.asked, self.fails = pending, asked, fails
 
     def wait(self) -> Applied:

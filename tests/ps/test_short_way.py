@@ -8,16 +8,23 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hedgerow.ps.buffers import buffer_of
 from hedgerow.ps.errors import FrameError
-from hedgerow.ps.frames import Options, Origin, Request, Verb, message, read_request
+from hedgerow.ps.messages import (
+    Options,
+    RequestOrigin,
+    ServerRequest,
+    Verb,
+    buffer_of,
+    message,
+    read_request,
+)
+from hedgerow.ps.request_scheduler import SmallLookupPath
 from hedgerow.ps.server import Server
-from hedgerow.ps.service import Service
-from hedgerow.ps.short_way import ShortWay
+from hedgerow.ps.service import TableService
 from hedgerow.tables.compressors import Fp16
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Uniform
-from hedgerow.tables.multi.multi_config import MultiConfig
+from hedgerow.tables.multi.several_tables import MultiConfig
 from hedgerow.tables.optimizers import Sgd
 
 DIMS = {"a": 3, "b": 1}
@@ -29,22 +36,22 @@ def config(dim: int) -> TableConfig:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    service = Service()
+    service = TableService()
     service.open(MultiConfig.of({name: config(dim) for name, dim in DIMS.items()}))
     ids = torch.arange(50)
     rows = torch.arange(200.0)
-    asked = Request(
+    asked = ServerRequest(
         Verb.ASSIGN, splits=(0, 50, 100), frames=[buffer_of(ids.repeat(2)), buffer_of(rows)]
     )
     service.write(asked)
     server = Server(service)
     yield server
-    server.desk.close()
+    server.scheduler.close()
     server.close()
 
 
 def short_answer(server: Server, sent: bytes) -> bytes | None:
-    way = ShortWay(server.desk)
+    way = SmallLookupPath(server.scheduler)
     way.room[: len(sent)] = sent
     found = way.answer(len(sent))
     return None if found is None else bytes(found)
@@ -57,8 +64,10 @@ def long_answer(server: Server, sent: bytes) -> bytes | None:
         return None
     if request.verb != Verb.LOOKUP:
         return None
-    (answer,) = server.desk.service.read(request)
-    (found,) = message(answer.head(request.origin.sequence, server.desk.incarnation), answer.frames)
+    (answer,) = server.scheduler.service.read(request)
+    (found,) = message(
+        answer.head(request.origin.sequence, server.scheduler.incarnation), answer.frames
+    )
     return bytes(found)
 
 
@@ -67,8 +76,8 @@ def lookup(rng: random.Random) -> bytes:
     ids = torch.tensor([rng.randint(-5, 60) for _ in range(sum(counts))], dtype=torch.int64)
     options = Options(missing=rng.randint(0, 2), step=rng.choice([None, 0, 9]))
     splits = (0, counts[0], sum(counts))
-    origin = Origin(client=rng.getrandbits(64), sequence=rng.randint(1, 99))
-    request = Request(Verb.LOOKUP, origin, options, splits)
+    origin = RequestOrigin(client=rng.getrandbits(64), sequence=rng.randint(1, 99))
+    request = ServerRequest(Verb.LOOKUP, origin, options, splits)
     (sent,) = message(request.head(), [buffer_of(ids)])
     return bytes(sent)
 
@@ -98,30 +107,30 @@ def test_a_client_with_a_write_under_way_is_not_overtaken(server: Server) -> Non
     sent = lookup(random.Random(3))
     client = read_request([sent]).origin.client
     assert short_answer(server, sent) is not None
-    server.desk.clients.admit(Origin(client=client, sequence=5), "here")
+    server.scheduler.clients.admit(RequestOrigin(client=client, sequence=5), "here")
     assert short_answer(server, sent) is None
 
 
 def test_a_client_of_an_earlier_life_goes_the_long_way(server: Server) -> None:
-    origin = Origin(client=1, sequence=1, incarnation=server.desk.incarnation ^ 2)
+    origin = RequestOrigin(client=1, sequence=1, incarnation=server.scheduler.incarnation ^ 2)
     ids = torch.tensor([1])
-    request = Request(Verb.LOOKUP, origin, splits=(0, 1, 1))
+    request = ServerRequest(Verb.LOOKUP, origin, splits=(0, 1, 1))
     (sent,) = message(request.head(), [buffer_of(ids)])
     assert short_answer(server, bytes(sent)) is None
 
 
 def test_what_a_table_refuses_is_told_on_the_long_way() -> None:
-    service = Service()
+    service = TableService()
     serving = TableConfig("any", (Segment(3, compressor=Fp16()),), serving=True)
     service.open(MultiConfig.of({"a": serving}))
     server = Server(service)
     try:
-        request = Request(Verb.LOOKUP, options=Options(missing=1), splits=(0, 1))
+        request = ServerRequest(Verb.LOOKUP, options=Options(missing=1), splits=(0, 1))
         (sent,) = message(request.head(), [buffer_of(torch.tensor([1]))])
         assert short_answer(server, bytes(sent)) is None
         told = long_answer(server, bytes(sent))
         assert told is not None
         assert b"ServingTableError" in told
     finally:
-        server.desk.close()
+        server.scheduler.close()
         server.close()

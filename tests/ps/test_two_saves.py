@@ -18,16 +18,15 @@ from torch import nn
 
 import hedgerow as hr
 from hedgerow.core.errors import HedgerowError, SaveError
-from hedgerow.nn.dense_files import DenseFile, dense_part
-from hedgerow.nn.server_group import ServerGroup
-from hedgerow.nn.server_saving import save_on_servers
-from hedgerow.nn.shared_saving import Rest
-from hedgerow.ps.frames import Verb
-from hedgerow.ps.keeper import LEASE_S
+from hedgerow.nn.embedding_modules import ServerGroup
+from hedgerow.nn.saved_state import DenseFile, dense_part
+from hedgerow.nn.saving import ModelState, save_on_servers
+from hedgerow.ps.checkpoint_service import LEASE_S
+from hedgerow.ps.messages import Verb
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.saving import _Orders, _written, save_servers
 from hedgerow.tables.checkpoint.files import sole_writer
-from hedgerow.tables.checkpoint.manifest import MANIFEST, Manifest
+from hedgerow.tables.checkpoint.manifest import MANIFEST, CheckpointManifest
 from hedgerow.tables.checkpoint.manifest_reader import read_manifest
 from hedgerow.tables.multi.host_tables import HostTables
 
@@ -240,16 +239,16 @@ def test_a_save_returns_its_own_manifest_though_another_save_follows_at_once(
     with ExitStack() as stack:
         shard = connect(stack, start(stack, 1))[0]
         fill([shard])
-        later: list[Manifest] = []
+        later: list[CheckpointManifest] = []
 
         bags = hr.EmbeddingBags([hr.Table("item", 4), hr.Table("user", 4)])
 
-        def save(one: Any, step: int) -> Manifest:
+        def save(one: Any, step: int) -> CheckpointManifest:
             return save_on_servers(
                 bags,
                 tmp_path / "a",
                 ServerGroup((one,), two_tables()),
-                lambda: Rest({}, dense_part({"step": torch.tensor(float(step))})),
+                lambda: ModelState({}, dense_part({"step": torch.tensor(float(step))})),
                 step=step,
                 overwrite=True,
             )

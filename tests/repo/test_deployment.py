@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hedgerow.cli import app as program
+from hedgerow.launch.job_variables import server_list
 from hedgerow.launch.rank_info import rank_info
-from hedgerow.launch.server_list import server_list
 
 from .kube_shape import breaches
 

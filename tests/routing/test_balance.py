@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from hedgerow.core.errors import InputError
-from hedgerow.routing.balance import Spread, balance, gini
-from hedgerow.routing.balance_plot import draw_balance
+from hedgerow.routing.balance import Spread, balance, draw_balance, gini
 
 
 def test_counts_are_raw_and_of_equal_keys_once_a_step() -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from hedgerow import native
 from hedgerow.core.errors import DtypeError, InputError
-from hedgerow.native import reference
 from hedgerow.routing import bucketize as module
 from hedgerow.routing.bucketize import Bucketized, bucketize, bucketize_by_torch
 from hedgerow.routing.router import Router
 from tests.support import threads
+from tests.twins import native_core
 
 FIELDS = ("lengths", "keys", "weights", "positions", "unbucketize_permute")
 
@@ -148,7 +148,7 @@ def test_the_core_and_its_twin_agree() -> None:
         sequence=True, local_keys=True,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "native", reference)
+        patch.setattr(module, "native", native_core)
         twin = bucketize(
             lengths, keys, routers, batch_sizes=[5, 0, 3, 9], weights=weights, positions=True,
             sequence=True, local_keys=True,
@@ -156,7 +156,7 @@ def test_the_core_and_its_twin_agree() -> None:
     _same(ours, twin)
     for router in routers:
         placed = []
-        for core in (native, reference):
+        for core in (native, native_core):
             owners, local = torch.empty_like(keys), torch.empty_like(keys)
             core.route(
                 keys.data_ptr(), len(keys), router.code, *router.numbers(), router.bounds or (),

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from hedgerow.core.errors import ConfigError, DtypeError
 from hedgerow.routing import SUPPORTED_DIST_TYPES
-from hedgerow.routing.dist_types import codes
-from hedgerow.routing.router import Router
+from hedgerow.routing.router import Router, codes
 from tests.support import threads
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50)

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hedgerow.core import registry
-from hedgerow.nn.freeze import freeze
-from hedgerow.nn.frozen import FrozenRows
-from hedgerow.serving import manifest as manifests
+from hedgerow.core import process_state
+from hedgerow.nn.freeze import FrozenRows, freeze
+from hedgerow.serving import bundle_files as manifests
 from hedgerow.serving.arguments import Arguments
 from hedgerow.serving.bundle_files import file_entry
-from hedgerow.serving.program import ByName
+from hedgerow.serving.program import NamedTensorModel
 
 
 class Touches:
@@ -42,11 +41,13 @@ def make_old(folder: Path, model: nn.Module, example: object) -> None:
     inputs = [*arguments.made_up().values()]
     with torch.no_grad():
         program = torch.export.export(
-            ByName(frozen, arguments).eval(), (inputs,), dynamic_shapes=(arguments.shapes(),)
+            NamedTensorModel(frozen, arguments).eval(),
+            (inputs,),
+            dynamic_shapes=(arguments.shapes(),),
         )
     for module in frozen.modules():
         if isinstance(module, FrozenRows):
-            registry.release(module.name, module.store)
+            process_state.release(module.name, module.store)
     torch.export.save(program, folder / "dense.pt2")
     for name in manifests.PROGRAM_FILES:
         (folder / name).unlink()

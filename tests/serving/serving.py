@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from hedgerow.serving.model import Model, Signature, Tensors, TensorSpec
-from hedgerow.serving.ps_model import ps_model
 from hedgerow.serving.registry import Registry
+from hedgerow.serving.row_signatures import ps_model
 from hedgerow.serving.server import PredictionServer
 from hedgerow.tables.compressors import Fp32
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.multi.host_tables import HostTables
-from hedgerow.wire import services, tensors
+from hedgerow.wire import rpc, tensors
 from hedgerow.wire.codec import to_bytes
 from hedgerow.wire.messages import tf_serving
 
@@ -72,11 +72,11 @@ def serving_tables(tables: HostTables, **settings: Any) -> Iterator[PredictionSe
 class Caller:
     """Calls of one service over one connection, with messages of our pool."""
 
-    def __init__(self, address: str, service: str = services.PREDICTION_SERVICE) -> None:
+    def __init__(self, address: str, service: str = rpc.PREDICTION_SERVICE) -> None:
         self.channel = grpc.insecure_channel(
             address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
-        self._methods = services.methods(service)
+        self._methods = rpc.methods(service)
 
     def __enter__(self) -> Caller:
         return self

@@ -14,11 +14,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import hedgerow as hr
 from hedgerow.core.errors import InputError
-from hedgerow.serving.metrics import Metrics
+from hedgerow.serving.metrics import ServerMetrics
 from hedgerow.serving.model import Model, Signature, TensorSpec
 from hedgerow.serving.registry import Registry
 from hedgerow.serving.server import PredictionServer
-from hedgerow.wire import infer_tensors, services
+from hedgerow.wire import infer_tensors, rpc
 from hedgerow.wire.messages import kserve, tf_serving
 
 from .serving import TIMEOUT_S, Caller, adding, refused, serving
@@ -54,7 +54,7 @@ def caller(server: PredictionServer) -> Iterator[Callable[..., Any]]:
 def test_metadata_describes_every_signature(caller: Any) -> None:
     asked = tf_serving.GetModelMetadataRequest(metadata_field=["signature_def"])
     asked.model_spec.name = "m"
-    response = caller(services.PREDICTION_SERVICE, "GetModelMetadata", asked)
+    response = caller(rpc.PREDICTION_SERVICE, "GetModelMetadata", asked)
     assert response.model_spec.version.value == 5
     packed = response.metadata["signature_def"]
     assert packed.type_url == "type.googleapis.com/tensorflow.serving.SignatureDefMap"
@@ -79,20 +79,20 @@ def test_metadata_that_cannot_be_told(caller: Any, spec: Any, fields: Any, code:
     asked = tf_serving.GetModelMetadataRequest(metadata_field=fields)
     if spec:
         asked.model_spec.name = spec
-    found, _ = refused(lambda: caller(services.PREDICTION_SERVICE, "GetModelMetadata", asked))
+    found, _ = refused(lambda: caller(rpc.PREDICTION_SERVICE, "GetModelMetadata", asked))
     assert found == code
 
 
 def test_states_of_all_versions_and_of_one(caller: Any) -> None:
     asked = tf_serving.GetModelStatusRequest()
     asked.model_spec.name = "m"
-    told = caller(services.MODEL_SERVICE, "GetModelStatus", asked).model_version_status
+    told = caller(rpc.MODEL_SERVICE, "GetModelStatus", asked).model_version_status
     assert [(one.version, one.state, one.status.error_code) for one in told] == [
         (5, 30, 0),
         (3, 30, 0),
     ]
     asked.model_spec.version.value = 3
-    told = caller(services.MODEL_SERVICE, "GetModelStatus", asked).model_version_status
+    told = caller(rpc.MODEL_SERVICE, "GetModelStatus", asked).model_version_status
     assert [one.version for one in told] == [3]
 
 
@@ -108,7 +108,7 @@ def test_states_of_what_is_not_there(caller: Any, name: str, version: Any, text:
     asked.model_spec.name = name
     if version is not None:
         asked.model_spec.version.value = version
-    found = refused(lambda: caller(services.MODEL_SERVICE, "GetModelStatus", asked))
+    found = refused(lambda: caller(rpc.MODEL_SERVICE, "GetModelStatus", asked))
     assert found == ("NOT_FOUND", text)
 
 
@@ -127,7 +127,7 @@ def test_a_new_list_of_models_is_served(tmp_path: Path) -> None:
     registry = Registry(_load)
     with (
         PredictionServer(registry, reload_root=tmp_path) as server,
-        Caller(server.address, services.MODEL_SERVICE) as caller,
+        Caller(server.address, rpc.MODEL_SERVICE) as caller,
     ):
         one = {"name": "a", "base_path": str(tmp_path / "a"), "version_labels": {"old": 1}}
         policy: Any = {"specific": {"versions": [1]}}
@@ -161,7 +161,7 @@ def test_a_new_list_of_models_is_served(tmp_path: Path) -> None:
 
 
 def test_a_server_takes_no_list_unless_it_is_allowed(caller: Any) -> None:
-    found = refused(lambda: caller(services.MODEL_SERVICE, "HandleReloadConfigRequest", _reload()))
+    found = refused(lambda: caller(rpc.MODEL_SERVICE, "HandleReloadConfigRequest", _reload()))
     assert found[0] == "PERMISSION_DENIED"
 
 
@@ -169,7 +169,7 @@ def test_kserve_answers_from_the_same_models(caller: Any) -> None:
     asked = kserve.ModelInferRequest(model_name="m", model_version="3", id="r1")
     infer_tensors.write_inputs(asked, {"x": X})
     asked.outputs.add(name="y")
-    response = caller(services.KSERVE_SERVICE, "ModelInfer", asked)
+    response = caller(rpc.KSERVE_SERVICE, "ModelInfer", asked)
     assert (response.model_version, response.id) == ("3", "r1")
     found = infer_tensors.read_outputs(response)
     assert list(found) == ["y"]
@@ -180,7 +180,7 @@ def test_kserve_runs_the_signature_that_a_parameter_names(caller: Any) -> None:
     asked = kserve.ModelInferRequest(model_name="m")
     asked.parameters["signature_name"].string_param = "sum"
     infer_tensors.write_inputs(asked, {"a": torch.tensor([1]), "b": torch.tensor([2])})
-    response = caller(services.KSERVE_SERVICE, "ModelInfer", asked)
+    response = caller(rpc.KSERVE_SERVICE, "ModelInfer", asked)
     assert torch.as_tensor(infer_tensors.read_outputs(response)["s"]).tolist() == [3]
 
 
@@ -198,7 +198,7 @@ def test_kserve_refuses(caller: Any, model: str, version: str, signature: str, c
     asked = kserve.ModelInferRequest(model_name=model, model_version=version)
     asked.parameters["signature_name"].string_param = signature
     infer_tensors.write_inputs(asked, {"x": X})
-    assert refused(lambda: caller(services.KSERVE_SERVICE, "ModelInfer", asked))[0] == code
+    assert refused(lambda: caller(rpc.KSERVE_SERVICE, "ModelInfer", asked))[0] == code
 
 
 def test_kserve_types_what_it_can() -> None:
@@ -206,7 +206,7 @@ def test_kserve_types_what_it_can() -> None:
     same = Signature({"x": half}, {"y": half}, lambda inputs: {"y": inputs["x"]})
     with (
         serving(Model("m", 1, {"serving_default": same}), compat="typed") as server,
-        Caller(server.address, services.KSERVE_SERVICE) as caller,
+        Caller(server.address, rpc.KSERVE_SERVICE) as caller,
     ):
         asked = kserve.ModelInferRequest(model_name="m")
         value = torch.tensor([0.5], dtype=torch.float16)
@@ -219,8 +219,8 @@ def test_a_version_of_any_length_is_no_fault_of_ours() -> None:
     registry = Registry()
     registry.add(adding(1))
     with (
-        PredictionServer(registry, observe=Metrics(registry).observe) as server,
-        Caller(server.address, services.KSERVE_SERVICE) as caller,
+        PredictionServer(registry, observe=ServerMetrics(registry).observe) as server,
+        Caller(server.address, rpc.KSERVE_SERVICE) as caller,
     ):
         asked = kserve.ModelInferRequest(model_name="m", model_version="1" * 5000)
         code, text = refused(lambda: caller.call("ModelInfer", asked))
@@ -229,7 +229,7 @@ def test_a_version_of_any_length_is_no_fault_of_ours() -> None:
 
 def test_kserve_tells_states_and_shapes(caller: Any) -> None:
     def ask(name: str, asked: Any) -> Any:
-        return caller(services.KSERVE_SERVICE, name, asked)
+        return caller(rpc.KSERVE_SERVICE, name, asked)
 
     assert ask("ServerLive", kserve.ServerLiveRequest()).live
     assert ask("ServerReady", kserve.ServerReadyRequest()).ready
@@ -254,7 +254,7 @@ def test_health_follows_the_models_and_a_watcher_is_told(tmp_path: Path) -> None
         assert next(watched).status == states.NOT_SERVING
         registry.add(adding(1))
         assert next(watched).status == states.SERVING
-        for service in ("", services.PREDICTION_SERVICE, services.KSERVE_SERVICE):
+        for service in ("", rpc.PREDICTION_SERVICE, rpc.KSERVE_SERVICE):
             asked = health_pb2.HealthCheckRequest(service=service)
             assert stub.Check(asked, timeout=TIMEOUT_S).status == states.SERVING
         registry.remove("m", 1)
@@ -275,8 +275,8 @@ def test_reflection_tells_all_services(server: PredictionServer) -> None:
         (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=TIMEOUT_S)
     names = {service.name for service in answer.list_services_response.service}
     assert {
-        services.PREDICTION_SERVICE,
-        services.MODEL_SERVICE,
-        services.KSERVE_SERVICE,
+        rpc.PREDICTION_SERVICE,
+        rpc.MODEL_SERVICE,
+        rpc.KSERVE_SERVICE,
         "grpc.health.v1.Health",
     } <= names

@@ -12,9 +12,9 @@ import torch
 
 from hedgerow.core.errors import ConfigError, InputError
 from hedgerow.serving.batching import Batcher, Batching
-from hedgerow.serving.deadline import shortest_s, within
 from hedgerow.serving.model import Joining, Model, Signature, TensorSpec
 from hedgerow.serving.registry import Registry
+from hedgerow.serving.request_context import shortest_s, within
 
 TIMEOUT_S = 60
 DOUBLED = Joining("x", {"y": "samples"})

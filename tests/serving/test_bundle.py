@@ -24,12 +24,11 @@ from hedgerow.core.errors import (
     NotSupportedError,
 )
 from hedgerow.serving.bundle import load_bundle
-from hedgerow.serving.export import export
+from hedgerow.serving.export import export, versions_in, write_version
 from hedgerow.serving.model import Model, ServingError, Tensors
 from hedgerow.serving.process import find_models
 from hedgerow.serving.registry import Registry
 from hedgerow.serving.remote_rows import Ask
-from hedgerow.serving.version_folders import publish, versions_in
 
 from .trained import batch, request, tables, trained
 
@@ -144,14 +143,12 @@ def test_a_manifest_of_another_time(copied: Path) -> None:
 
 KILLED = """
 import os, signal, sys, torch
-from hedgerow.serving import version_folders
 from hedgerow.serving.export import export
 
 def dies(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-module = version_folders if sys.argv[2] == "_flush" else sys.modules["hedgerow.serving.export"]
-setattr(module, sys.argv[2], dies)
+setattr(sys.modules["hedgerow.serving.export"], sys.argv[2], dies)
 export(torch.nn.Linear(1, 1), sys.argv[1], example=torch.ones(1, 1), version=3)
 """
 
@@ -171,14 +168,14 @@ def test_a_killed_export_leaves_no_version(where: str, tmp_path: Path) -> None:
 WRITES = """
 import sys
 from pathlib import Path
-from hedgerow.serving.version_folders import publish
+from hedgerow.serving.export import write_version
 
 def slow(part):
     (part / "half").write_text("written")
     print("writing", flush=True)
     sys.stdin.read()
 
-publish(Path(sys.argv[1]), slow)
+write_version(Path(sys.argv[1]), slow)
 """
 
 
@@ -189,7 +186,7 @@ def test_a_folder_that_another_process_writes_stays(tmp_path: Path) -> None:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "writing\n"
-            publish(tmp_path / "2", lambda part: (part / "whole").touch())
+            write_version(tmp_path / "2", lambda part: (part / "whole").touch())
             assert len(os.listdir(tmp_path)) == 2
             other.communicate(timeout=60)
         finally:
@@ -201,7 +198,7 @@ def test_a_folder_that_another_process_writes_stays(tmp_path: Path) -> None:
 
 def test_what_another_machine_writes_stays(tmp_path: Path) -> None:
     (tmp_path / ".1-01234567-0123456789ab.part").mkdir()
-    publish(tmp_path / "2", lambda part: (part / "whole").touch())
+    write_version(tmp_path / "2", lambda part: (part / "whole").touch())
     assert sorted(os.listdir(tmp_path)) == [".1-01234567-0123456789ab.part", "2"]
 
 

@@ -18,16 +18,16 @@ import torch
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError, InputError
 from hedgerow.serving.client import PredictionClient
-from hedgerow.serving.http_door import Door
+from hedgerow.serving.http_server import OriginCheck
 from hedgerow.serving.model import ServingError
 from hedgerow.serving.process import Access
-from hedgerow.serving.ps_model import ps_model
 from hedgerow.serving.registry import Registry
 from hedgerow.serving.rest import RestServer
+from hedgerow.serving.row_signatures import ps_model
 from hedgerow.serving.server import PredictionServer
-from hedgerow.sync.link import Link, TargetError
+from hedgerow.sync.link import ReplicaLink, TargetError
 from hedgerow.sync.protocol import ATTACH, BEAT, DENSE, DESCRIBE, REPLICA_SERVICE, SWEEP
-from hedgerow.wire import infer_tensors, services
+from hedgerow.wire import infer_tensors, rpc
 from hedgerow.wire.messages import kserve
 
 from .models import demo
@@ -96,7 +96,7 @@ def test_pushes_are_off_over_every_protocol(
     asked = kserve.ModelInferRequest(model_name="ps_0")
     asked.parameters["signature_name"].string_param = signature
     infer_tensors.write_inputs(asked, inputs)
-    with Caller(server.address, services.KSERVE_SERVICE) as caller:
+    with Caller(server.address, rpc.KSERVE_SERVICE) as caller:
         assert refused(lambda: caller.call("ModelInfer", asked))[0] == "PERMISSION_DENIED"
     plain = {"signature_name": signature, "inputs": {n: t.tolist() for n, t in inputs.items()}}
     body = json.dumps(plain).encode()
@@ -110,7 +110,7 @@ def test_pushes_are_off_over_every_protocol(
 def test_publishers_are_refused_with_the_reason(
     servers: tuple[PredictionServer, RestServer],
 ) -> None:
-    link = Link(servers[0].address)
+    link = ReplicaLink(servers[0].address)
     for method in (ATTACH, SWEEP, BEAT):
         with pytest.raises(TargetError, match="--accept-pushes") as error:
             link.ask(REPLICA_SERVICE, method, {"model": "ps_0"}, TIMEOUT_S)
@@ -223,7 +223,7 @@ def test_names_that_are_allowed(tables: Any) -> None:
     with RestServer(registry, hosts=("*",)) as rest:
         assert ask(rest.address, "GET", "/healthz", Host="other.internal")[0] == 200
     registry.close()
-    wide = Door.of("0.0.0.0:80", ())
+    wide = OriginCheck.of("0.0.0.0:80", ())
     assert not wide.refusal("10.1.2.3:80", None)
     assert wide.refusal("evil.example", None)
 

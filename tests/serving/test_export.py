@@ -22,10 +22,9 @@ from hedgerow.core.errors import (
     StateError,
 )
 from hedgerow.serving.bundle import load_bundle
-from hedgerow.serving.export import export
+from hedgerow.serving.export import export, versions_in
 from hedgerow.serving.model import Model, ServingError
 from hedgerow.serving.rows import write_rows
-from hedgerow.serving.version_folders import versions_in
 
 from .trained import batch, request, tables, trained
 

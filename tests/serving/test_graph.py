@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from hedgerow.core.errors import FileDamagedError, NotSupportedError
 from hedgerow.serving.bundle import load_bundle
 from hedgerow.serving.export import export
+from hedgerow.serving.graph import GRAPH_FORMAT, GRAPH_VERSION, read_graph
 from hedgerow.serving.graph_ops import ALLOWED, op_of
-from hedgerow.serving.graph_reader import read_graph
-from hedgerow.serving.graph_writer import GRAPH_FORMAT, GRAPH_VERSION
-from hedgerow.serving.tensor_file import read_tensors, tensor_bytes
+from hedgerow.serving.program import read_tensors, tensor_bytes
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 

@@ -13,9 +13,9 @@ import grpc
 import pytest
 import torch
 
-from hedgerow.serving.ps_model import ps_model
+from hedgerow.serving.row_signatures import ps_model
 from hedgerow.serving.server import PredictionServer
-from hedgerow.wire import infer_tensors, services
+from hedgerow.wire import infer_tensors, rpc
 from hedgerow.wire.codec import to_bytes
 from hedgerow.wire.messages import kserve, tf_serving
 
@@ -47,8 +47,8 @@ def _is_fine(server: PredictionServer, requests: int = 1) -> bool:
 
 
 def _methods() -> list[tuple[str, str]]:
-    names = (services.PREDICTION_SERVICE, services.MODEL_SERVICE, services.KSERVE_SERVICE)
-    return [(service, method) for service in names for method in services.methods(service)]
+    names = (rpc.PREDICTION_SERVICE, rpc.MODEL_SERVICE, rpc.KSERVE_SERVICE)
+    return [(service, method) for service in names for method in rpc.methods(service)]
 
 
 @pytest.mark.parametrize(("service", "method"), _methods())
@@ -156,18 +156,18 @@ def _seeds() -> list[tuple[str, str, bytes]]:
         made.append(request("ps_0", rows, signature="hashtable_assign", compat=compat))
         flat = {**raw, "flat_value": torch.ones(5)}
         made.append(request("ps_0", flat, signature="ps_0/raw_assign", compat=compat))
-    found = [(services.PREDICTION_SERVICE, "Predict", to_bytes(one)) for one in made]
+    found = [(rpc.PREDICTION_SERVICE, "Predict", to_bytes(one)) for one in made]
     metadata = tf_serving.GetModelMetadataRequest(metadata_field=["signature_def"])
     metadata.model_spec.name = "m"
-    found.append((services.PREDICTION_SERVICE, "GetModelMetadata", to_bytes(metadata)))
+    found.append((rpc.PREDICTION_SERVICE, "GetModelMetadata", to_bytes(metadata)))
     status = tf_serving.GetModelStatusRequest()
     status.model_spec.name = "m"
-    found.append((services.MODEL_SERVICE, "GetModelStatus", to_bytes(status)))
+    found.append((rpc.MODEL_SERVICE, "GetModelStatus", to_bytes(status)))
     infer = kserve.ModelInferRequest(model_name="m", model_version="1")
     infer_tensors.write_inputs(infer, {"x": X})
-    found.append((services.KSERVE_SERVICE, "ModelInfer", to_bytes(infer)))
+    found.append((rpc.KSERVE_SERVICE, "ModelInfer", to_bytes(infer)))
     about = kserve.ModelMetadataRequest(name="m")
-    return [*found, (services.KSERVE_SERVICE, "ModelMetadata", to_bytes(about))]
+    return [*found, (rpc.KSERVE_SERVICE, "ModelMetadata", to_bytes(about))]
 
 
 def _changed(data: bytes, dice: random.Random) -> bytes:

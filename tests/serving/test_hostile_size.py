@@ -12,9 +12,9 @@ import torch
 from hedgerow.core.errors import InputError
 from hedgerow.serving.model import ServingError, Tensors
 from hedgerow.serving.row_signatures import multi_name, row_signatures
-from hedgerow.wire import packed, services
+from hedgerow.wire import buffers, rpc
+from hedgerow.wire.codec import check_parts
 from hedgerow.wire.messages import kserve, tensor, tf_serving
-from hedgerow.wire.screen import check_parts
 
 from .plain_server import field
 from .serving import Caller, adding, host_tables, outputs_of, refused, request, serving
@@ -42,7 +42,7 @@ def test_very_many_parts_are_refused_before_they_are_parsed(kind: str) -> None:
 
 def test_very_many_parts_of_a_kserve_request() -> None:
     contents = field(5, field(1, b"x") + field(5, field(8, b"") * MANY))
-    with serving(adding(1)) as server, Caller(server.address, services.KSERVE_SERVICE) as caller:
+    with serving(adding(1)) as server, Caller(server.address, rpc.KSERVE_SERVICE) as caller:
         code, text = refused(lambda: caller.call("ModelInfer", field(1, b"m") + contents))
     assert (code, "more than 100000 fields" in text) == ("INVALID_ARGUMENT", True)
 
@@ -73,7 +73,7 @@ def test_many_numbers_of_different_lengths_are_read_alike(name: str) -> None:
         values[::3] *= -1
     message = tensor.TensorProto(**{name: values.tolist()})
     dtype = {"int64_val": "<i8", "uint64_val": "<u8", "int_val": "<i4"}[name]
-    found = packed.read(message, name, dtype, 39_999)
+    found = buffers.read_numbers(message, name, dtype, 39_999)
     assert found.dtype == np.dtype(dtype)
     assert found.tolist() == values[:39_999].tolist()
 
@@ -83,7 +83,7 @@ def test_many_unpacked_numbers_are_read_alike() -> None:
 
     ids = [(-1) ** i * 7 ** (i % 22) for i in range(40_000)]
     delta = parameter_sync.PushRequest.DeltaEmbeddingHashTable(fids=ids)
-    assert packed.read(delta, "fids", "<i8", len(ids)).tolist() == ids
+    assert buffers.read_numbers(delta, "fids", "<i8", len(ids)).tolist() == ids
 
 
 def test_rows_of_a_bundle_are_bounded_too() -> None:

@@ -12,13 +12,13 @@ from http.client import HTTPConnection
 
 import pytest
 
-from hedgerow.serving.http_server import Limits
+from hedgerow.serving.http_server import HttpLimits
 from hedgerow.serving.registry import Registry
 from hedgerow.serving.rest import RestServer
 
 from .models import demo
 
-LIMITS = Limits(connections=8, idle_s=20, head_s=1.0)
+LIMITS = HttpLimits(connections=8, idle_s=20, head_s=1.0)
 JSON = b"Host: localhost\r\nContent-Type: application/json\r\n"
 POST = b"POST /v1/models/demo:predict HTTP/1.1\r\n" + JSON
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"

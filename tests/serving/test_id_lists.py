@@ -13,10 +13,9 @@ from hedgerow.core.hashing import id64
 from hedgerow.serving.client import PredictionClient
 from hedgerow.serving.model import Model, ServingError, Signature, Tensors, TensorSpec
 from hedgerow.serving.registry import Registry
-from hedgerow.serving.rest import RestServer
-from hedgerow.serving.rest_json import read_json
+from hedgerow.serving.rest import RestServer, read_json
 from hedgerow.serving.server import PredictionServer
-from hedgerow.wire import infer_tensors, services
+from hedgerow.wire import infer_tensors, rpc
 from hedgerow.wire.messages import kserve
 
 from .models import FLOATS
@@ -109,7 +108,7 @@ def test_strings_become_ids_only_where_a_field_is_known() -> None:
         lengths = torch.tensor([2, 1])
         asked = kserve.ModelInferRequest(model_name="with")
         infer_tensors.write_inputs(asked, {"user": cities, "user_lengths": lengths})
-        with Caller(server.address, services.KSERVE_SERVICE) as caller:
+        with Caller(server.address, rpc.KSERVE_SERVICE) as caller:
             answer = infer_tensors.read_outputs(caller.call("ModelInfer", asked))
         assert answer["y"].tolist() == wanted
         with PredictionClient(server.address) as client:

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 import hedgerow as hr
 from hedgerow.serving.arguments import Arguments, Ids
-from hedgerow.serving.batching import Batching
+from hedgerow.serving.batching import Batching, find_cuts
 from hedgerow.serving.bundle import load_bundle
-from hedgerow.serving.joining import find_cuts
-from hedgerow.serving.metrics import Metrics
+from hedgerow.serving.metrics import ServerMetrics
 from hedgerow.serving.model import ServingError
 from hedgerow.serving.registry import Registry
 
@@ -157,7 +156,7 @@ def test_a_label_is_counted_as_its_version() -> None:
     for version in (1, 2):
         registry.add(adding(version))
     registry.set_labels("m", {"stable": 1})
-    metrics = Metrics(registry)
+    metrics = ServerMetrics(registry)
     asked = message("m", {"x": torch.ones(3, 2)}, label="stable")
     metrics.observe("/tensorflow.serving.PredictionService/Predict", "OK", 0.1, asked)
     (line,) = [t for t in metrics.text().decode().splitlines() if "requests_total{" in t]
@@ -166,7 +165,7 @@ def test_a_label_is_counted_as_its_version() -> None:
 
 def test_rows_are_counted_by_samples(wide: tuple[nn.Module, Registry]) -> None:
     _, registry = wide
-    metrics = Metrics(registry)
+    metrics = ServerMetrics(registry)
     asked = message("m", request(*batch(3)))
     metrics.observe("/tensorflow.serving.PredictionService/Predict", "OK", 0.1, asked)
     text = metrics.text().decode()

@@ -8,18 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.serving import answer
+from hedgerow.serving import tensorflow_serving
 from hedgerow.serving.model import Model, ServingError, Signature, TensorSpec
-from hedgerow.serving.ps_model import ps_model
 from hedgerow.serving.registry import Registry
+from hedgerow.serving.row_signatures import ps_model
 from hedgerow.tables.compressors import Fp16, Fp32
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.wire import tensors
 from hedgerow.wire.codec import from_bytes, to_bytes
 from hedgerow.wire.messages import tf_serving
-from hedgerow.wire.plain_request import PlainRequest
-from hedgerow.wire.predict_bytes import request_bytes
+from hedgerow.wire.predict import PlainRequest, request_bytes
 
 IDS = torch.tensor([3, -1, 2**63 - 1, 4, 3])
 
@@ -107,7 +106,7 @@ REQUESTS = {
 
 def _outcome(registry: Registry, request: Any, compat: Any) -> tuple[str, str] | bytes:
     try:
-        return answer.predict(registry, request, compat=compat)
+        return tensorflow_serving.predict(registry, request, compat=compat)
     except ServingError as error:
         return error.code, str(error)
 

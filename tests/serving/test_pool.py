@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from hedgerow.serving import pool
-from hedgerow.serving.pool import ElasticPool
+from hedgerow.serving import server
+from hedgerow.serving.server import ElasticPool
 
 TIMEOUT_S = 60
 
@@ -16,7 +16,7 @@ TIMEOUT_S = 60
 def test_stuck_tasks_do_not_hold_others_up_and_their_threads_end_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool, "_IDLE_S", 0.02)
+    monkeypatch.setattr(server, "_IDLE_S", 0.02)
     go_on = threading.Event()
     elastic = ElasticPool(2, 8)
     stuck = [elastic.submit(go_on.wait, TIMEOUT_S) for _ in range(6)]

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 import hedgerow as hr
+from hedgerow.serving.bundle_files import read_manifest
 from hedgerow.serving.client import PredictionClient
-from hedgerow.serving.manifest import read_manifest
 from hedgerow.serving.model import ServingError
 
 from . import trained

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hedgerow.core.errors import ConfigError
-from hedgerow.serving.ps_model import ps_model
+from hedgerow.serving.row_signatures import ps_model
 from hedgerow.tables.admission import Count
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.wire import push

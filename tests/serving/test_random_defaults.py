@@ -16,15 +16,15 @@ import torch
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError, FileDamagedError
 from hedgerow.serving.bundle import load_trusted
-from hedgerow.serving.exposure import is_local
 from hedgerow.serving.process import Access, ServePlan
-from hedgerow.serving.ps_model import ps_model
 from hedgerow.serving.registry import Registry
 from hedgerow.serving.rest import RestServer
+from hedgerow.serving.row_signatures import ps_model
 from hedgerow.serving.server import PredictionServer
-from hedgerow.sync.link import Link, TargetError
+from hedgerow.serving.tls import is_local
+from hedgerow.sync.link import ReplicaLink, TargetError
 from hedgerow.sync.protocol import ATTACH, BEAT, DENSE, REPLICA_SERVICE, SWEEP
-from hedgerow.wire import infer_tensors, services
+from hedgerow.wire import infer_tensors, rpc
 from hedgerow.wire.messages import kserve
 
 from .models import demo
@@ -107,10 +107,10 @@ def test_random_pushes_over_grpc_change_nothing(
     served: tuple[PredictionServer, RestServer, Any],
 ) -> None:
     server, _, tables = served
-    made, link = random.Random(30), Link(server.address)
+    made, link = random.Random(30), ReplicaLink(server.address)
     with (
         Caller(server.address) as predict,
-        Caller(server.address, services.KSERVE_SERVICE) as kserve_caller,
+        Caller(server.address, rpc.KSERVE_SERVICE) as kserve_caller,
     ):
         for _ in range(TRIES):
             signature, inputs = _push(made)
@@ -131,7 +131,7 @@ def test_random_pushes_over_grpc_change_nothing(
     _unchanged(tables)
 
 
-def _of_link(made: random.Random, link: Link) -> tuple[str, str]:
+def _of_link(made: random.Random, link: ReplicaLink) -> tuple[str, str]:
     """What a publisher is told that sends one of its messages."""
     method = made.choice([ATTACH, SWEEP, BEAT, DENSE])
     about = {"model": made.choice(["ps_0", "demo", "none", ""]), "x": made.random()}
@@ -140,7 +140,7 @@ def _of_link(made: random.Random, link: Link) -> tuple[str, str]:
     return error.value.code, str(error.value)
 
 
-def _send(link: Link, method: str, about: dict[str, Any]) -> None:
+def _send(link: ReplicaLink, method: str, about: dict[str, Any]) -> None:
     if method == DENSE:
         link.send(f"/{REPLICA_SERVICE}/{DENSE}", json.dumps(about).encode(), TIMEOUT_S)
     else:

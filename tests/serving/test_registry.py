@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from hedgerow.core.errors import ConfigError, InputError, NameTakenError
+from hedgerow.serving.folders import All, Latest, LatestOnce, Specific, policy_of
 from hedgerow.serving.model import Model, ServingError
-from hedgerow.serving.policies import All, Latest, LatestOnce, Specific, policy_of
-from hedgerow.serving.registry import Registry
-from hedgerow.serving.versions import State
+from hedgerow.serving.registry import Registry, VersionState
 
 from .serving import adding
 
@@ -129,7 +128,7 @@ def test_a_broken_bundle_is_refused_once_and_the_old_version_serves_on(tmp_path:
         registry.refresh()
     (two,) = registry.status("m", 2)
     assert (two.state, two.code, two.error) == (
-        State.END,
+        VersionState.END,
         "INVALID_ARGUMENT",
         "this bundle is broken",
     )

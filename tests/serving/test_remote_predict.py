@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from hedgerow.monolith import distributed_serving_ops as door
-from hedgerow.serving.deadline import within
+from hedgerow.monolith.remote_predict import remote_answer
+from hedgerow.serving.channels import Replicas
 from hedgerow.serving.model import ServingError
-from hedgerow.serving.remote import remote_answer
-from hedgerow.serving.replicas import Replicas
+from hedgerow.serving.request_context import within
 
 from .plain_server import PlainServer, field, fields, float_tensor, plain_server, response
 
@@ -74,7 +74,7 @@ def test_outputs_alone_are_returned() -> None:
     assert torch.equal(found, ROWS)
 
 
-def test_request_is_what_the_original_sends() -> None:
+def test_request_is_what_monolith_sends() -> None:
     with one_replica(rows) as server:
         ask()
     request = fields(server.requests[0])
@@ -109,7 +109,7 @@ def test_addresses_and_names_by_style_of_the_keys(key: str, old: str | None, nam
     assert spec_of(server)[1] == [name]
 
 
-def test_parameters_are_those_of_the_original() -> None:
+def test_parameters_are_those_of_monolith() -> None:
     found = inspect.signature(door.remote_predict).parameters
     required = "input_tensor_alias input_tensors output_tensor_alias model_name task old_model_name"
     assert [name for name, one in found.items() if one.default is one.empty] == required.split()

@@ -11,10 +11,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
-from hedgerow.serving import request_counts
-from hedgerow.serving.metrics import Metrics
+from hedgerow.serving import metrics as request_counts
+from hedgerow.serving.metrics import Kind, RequestCounts, ServerMetrics
 from hedgerow.serving.registry import Registry
-from hedgerow.serving.request_counts import Kind, RequestCounts
 from hedgerow.wire.messages import tf_serving
 
 from .serving import adding
@@ -110,7 +109,7 @@ def test_threads_lose_no_count() -> None:
 def test_names_that_clients_invent_take_no_memory() -> None:
     registry = Registry()
     registry.add(adding(1))
-    metrics = Metrics(registry)
+    metrics = ServerMetrics(registry)
 
     def lines() -> int:
         return len(metrics.text().splitlines())

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from hedgerow.serving.http_server import Limits
+from hedgerow.serving.http_server import HttpLimits
 from hedgerow.serving.model import Model, Signature, Tensors
 from hedgerow.serving.registry import Registry
 from hedgerow.serving.rest import RestServer
 
 from .models import FLOATS, demo
 
-LIMITS = Limits(body_bytes=10_000, all_bodies_bytes=15_000, connections=3, idle_s=5, body_s=5)
+LIMITS = HttpLimits(body_bytes=10_000, all_bodies_bytes=15_000, connections=3, idle_s=5, body_s=5)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_no_http_at_all_harms_nobody(served: str) -> None:
 
 
 def test_a_slow_body_ends() -> None:
-    limits = Limits(idle_s=0.2, body_s=60)
+    limits = HttpLimits(idle_s=0.2, body_s=60)
     with RestServer(Registry(), limits=limits) as server:
         head = b"POST /v1/models/demo:predict HTTP/1.1\r\nHost: localhost\r\n"
         head += b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"

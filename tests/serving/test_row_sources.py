@@ -13,9 +13,9 @@ from torch import nn
 
 import hedgerow as hr
 from hedgerow.core.errors import InputError
-from hedgerow.nn.collection import servers_of
-from hedgerow.nn.routers import routers_of
-from hedgerow.serving.row_sources import row_sources
+from hedgerow.nn.embedding_modules import servers_of
+from hedgerow.nn.model_tables import routers_of
+from hedgerow.serving.publish import row_sources
 from hedgerow.sync.source import HostSource, RowSource
 
 from ..ps.servers import ServerProcess

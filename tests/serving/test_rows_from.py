@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from hedgerow.discovery.paths import Container, SavedModel, Service
+from hedgerow.discovery.paths import Container, ReplicaPaths, SavedModel
 from hedgerow.discovery.payloads import AVAILABLE, ContainerServiceInfo, ReplicaMeta
-from hedgerow.discovery.registration import ReplicaRegistration
-from hedgerow.discovery.session import Session
-from hedgerow.discovery.watched_file import FileBook
-from hedgerow.discovery.zk_backend import ZkBackend
+from hedgerow.discovery.replicas import ReplicaRegistration, ZkBackend
+from hedgerow.discovery.targets import FileAddressBook
+from hedgerow.discovery.zookeeper import Session
 from hedgerow.serving.agent import AgentServer
 from hedgerow.serving.model import ServingError
-from hedgerow.serving.ps_model import ps_model
-from hedgerow.serving.rows_from import Ask, rows_from
+from hedgerow.serving.remote_rows import Ask, rows_from
+from hedgerow.serving.row_signatures import ps_model
 from tests.zookeeper import ZooKeeperProcess, wait_for
 
 from .serving import host_tables, serving
@@ -71,7 +70,7 @@ def test_an_agent(tmp_path: Path) -> None:
     with row_server(1.0) as one:
         put(path, {"ps:0": [one]})
         with (
-            AgentServer(FileBook(path)) as agent,
+            AgentServer(FileAddressBook(path)) as agent,
             rows_from(f"agent:{agent.address}") as ask,
         ):
             assert gives(ask, 1.0)
@@ -87,7 +86,7 @@ def test_zookeeper_first_generation(zookeeper: ZooKeeperProcess) -> None:
         rows_from(f"zk:{zookeeper.hosts}/demo/m") as ask,
     ):
         assert not gives(ask, 1.0)  # nobody is there
-        registration = ReplicaRegistration(session, Service("demo", "m"), meta)
+        registration = ReplicaRegistration(session, ReplicaPaths("demo", "m"), meta)
         registration.register()
         registration.update(address=one)
         assert wait_for(lambda: gives(ask, 1.0))

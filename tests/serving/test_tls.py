@@ -17,12 +17,11 @@ import pytest
 import torch
 
 from hedgerow.core.errors import InputError
-from hedgerow.serving.channels import ClientTls
+from hedgerow.monolith.remote_predict import remote_predict
+from hedgerow.serving.channels import ClientTls, Replicas
 from hedgerow.serving.client import PredictionClient
 from hedgerow.serving.model import ServingError
 from hedgerow.serving.registry import Registry
-from hedgerow.serving.remote import remote_predict
-from hedgerow.serving.replicas import Replicas
 from hedgerow.serving.rest import RestServer
 from hedgerow.serving.server import PredictionServer
 from hedgerow.serving.tls import Tls

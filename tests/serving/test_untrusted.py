@@ -20,9 +20,8 @@ import hedgerow as hr
 from hedgerow.core.errors import ConfigError, FileDamagedError, HedgerowError
 from hedgerow.serving import bundle
 from hedgerow.serving.bundle import load_bundle
-from hedgerow.serving.bundle_keys import new_key
+from hedgerow.serving.bundle_files import new_key, read_manifest
 from hedgerow.serving.export import export
-from hedgerow.serving.manifest import read_manifest
 from hedgerow.serving.model import Model
 from hedgerow.tables.config import TableConfig
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hedgerow.ops.reorder import fused_reorder_by_indices
 from hedgerow.routing.router import Router
-from hedgerow.tables.multi.by_owner import ByOwner
+from hedgerow.tables.multi.routed_keys import KeyRouter
 from tests.support import EXTREME_IDS
 
 from .worlds import DIMS, keys_of
@@ -22,7 +22,7 @@ TABLES = st.lists(st.lists(IDS, max_size=12), min_size=1, max_size=3)
 def test_it_is_the_fused_op(tables: list[list[int]], ranks: int) -> None:
     dims = DIMS[: len(tables)]
     routers = [Router("roundrobin", ranks)] * len(tables)
-    packed = ByOwner(dims, routers).pack(keys_of(tables))
+    packed = KeyRouter(dims, routers).pack(keys_of(tables))
     inputs = [torch.tensor(ids, dtype=torch.int64) for ids in tables]
     fused = fused_reorder_by_indices(inputs, ranks, dims)
     assert packed.ids.tolist() == fused.output.tolist()
@@ -45,7 +45,7 @@ def test_rows_come_back_and_gradients_go(
 ) -> None:
     dims = (2,) * len(tables) if one_dim else DIMS[: len(tables)]
     routers = [Router(dist_type, ranks)] * len(tables)
-    packed = ByOwner(dims, routers).pack(keys_of(tables), dedup=dedup)
+    packed = KeyRouter(dims, routers).pack(keys_of(tables), dedup=dedup)
     cells = packed.ids.split(packed.slot_sizes.tolist())
     sent: list[tuple[int, int, int]] = []
     for i, cell in enumerate(cells):

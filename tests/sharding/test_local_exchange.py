@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from hedgerow.core.errors import ConfigError, ExchangeError, InputError
-from hedgerow.sharding.exchange import Exchange
-from hedgerow.sharding.local_exchange import LocalExchange
+from hedgerow.sharding.exchange import Exchange, LocalExchange
 
 
 def send_all(exchange: Exchange) -> tuple[list[int], list[float]]:

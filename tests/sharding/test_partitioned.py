@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from hedgerow.core.errors import ConfigError, InputError, NotSupportedError, UnknownNameError
 from hedgerow.core.ids import Ragged
-from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice
-from hedgerow.sharding.exchange import Exchange
-from hedgerow.sharding.local_exchange import LocalExchange
-from hedgerow.sharding.partitioned import PLACEHOLDER_TABLE, PartitionedTables
+from hedgerow.monolith.layouts import FeatureConfigs, LayoutFeature, OutConfig, Slice
+from hedgerow.monolith.tables.partitioned import PLACEHOLDER_TABLE, PartitionedTables
+from hedgerow.monolith.tables.partitioned_shards import LocalShards, RankShards
+from hedgerow.sharding.exchange import Exchange, LocalExchange
 from hedgerow.sharding.pipeline import Item, Prefetch
-from hedgerow.sharding.shards import LocalShards, RankShards
 from hedgerow.tables.admission import Count
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Constant
@@ -36,9 +35,9 @@ def flow(*, native: bool = False) -> FeatureConfigs:
     """Features a and b share a table, unless every feature has its own."""
     tables = dict.fromkeys("abc", PLACEHOLDER_TABLE) if native else {"a": "t", "b": "t", "c": "u"}
     features = {
-        "a": Feature(tables["a"], "SUM", (2,)),
-        "b": Feature(tables["b"], "MEAN", (1, 1)),
-        "c": Feature(tables["c"], "SUM", (3,)),
+        "a": LayoutFeature(tables["a"], "SUM", (2,)),
+        "b": LayoutFeature(tables["b"], "MEAN", (1, 1)),
+        "c": LayoutFeature(tables["c"], "SUM", (3,)),
     }
     return FeatureConfigs(features, OUTS)
 
@@ -167,7 +166,9 @@ def test_stages_one_behind_the_other() -> None:
 def test_what_it_refuses() -> None:
     with pytest.raises(ConfigError, match=r"hold tables \['t', 'u'\]; the features want"):
         PartitionedTables(flow(native=True), LocalShards(stores(1)))
-    wide = FeatureConfigs({"a": Feature("t", "SUM", (3,)), "c": Feature("u", "SUM", (3,))}, {})
+    wide = FeatureConfigs(
+        {"a": LayoutFeature("t", "SUM", (3,)), "c": LayoutFeature("u", "SUM", (3,))}, {}
+    )
     with pytest.raises(ConfigError, match="feature 'a' has 3 columns, its table 't' 2"):
         PartitionedTables(wide, LocalShards(stores(1)))
     with pytest.raises(ConfigError, match="without a store"):

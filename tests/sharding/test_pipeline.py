@@ -10,7 +10,7 @@ import torch
 
 from hedgerow.core.errors import InputError, StateError
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
-from hedgerow.sharding.local_exchange import LocalExchange
+from hedgerow.sharding.exchange import LocalExchange
 from hedgerow.sharding.pipeline import Delayed, Item, Prefetch
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import Lookup

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from hedgerow.sharding.all_to_all_front import AllToAllMultiTypeTable
-from hedgerow.sharding.exchange import Exchange
-from hedgerow.sharding.local_exchange import LocalExchange
+from hedgerow.monolith.tables.multi_type import NativeMultiTable
+from hedgerow.monolith.tables.over_ranks import AllToAllMultiTypeTable, QueueDepths
+from hedgerow.sharding.exchange import Exchange, LocalExchange
 from hedgerow.sharding.pipeline import Item
-from hedgerow.sharding.queues import QueueDepths
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Zeros
-from hedgerow.tables.multi.native_multi import NativeMultiTable
 from hedgerow.tables.optimizers import Sgd
 
 CONFIGS = {"1": TableConfig("any", (Segment(1, Zeros(), Sgd(lr=lambda step: step + 1.0)),))}

@@ -7,8 +7,7 @@ import torch
 
 from hedgerow.core.errors import NotFiniteError
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
-from hedgerow.tables.policy import ClipRow, UpdatePolicy
-from hedgerow.tables.store import Lookup, TableKeys
+from hedgerow.tables.store import ClipRow, Lookup, TableKeys, UpdatePolicy
 
 from .worlds import configs, keys_of, on_ranks
 

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from hedgerow.routing.router import Router
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
-from hedgerow.sharding.local_exchange import LocalExchange
+from hedgerow.sharding.exchange import LocalExchange
 from hedgerow.tables.admission import Count
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Initializer, Uniform
 from hedgerow.tables.multi.host_tables import HostTables
-from hedgerow.tables.optimizer_base import Optimizer
-from hedgerow.tables.optimizers import Sgd
+from hedgerow.tables.optimizers import Optimizer, Sgd
 from hedgerow.tables.store import TableKeys
 from tests.support import everything
 

@@ -12,13 +12,11 @@ import numpy as np
 import torch
 
 import hedgerow as hr
-from hedgerow.discovery.paths import Service
+from hedgerow.discovery.paths import ReplicaPaths
 from hedgerow.discovery.payloads import AVAILABLE, ReplicaMeta
-from hedgerow.discovery.registration import ReplicaRegistration
-from hedgerow.discovery.replica_watcher import ReplicaWatcher
-from hedgerow.discovery.session import Session
-from hedgerow.discovery.sync_backend import SubGraphTargets
-from hedgerow.discovery.targets import Targets
+from hedgerow.discovery.replicas import ReplicaRegistration, ReplicaWatcher
+from hedgerow.discovery.targets import SubGraphTargets, Targets
+from hedgerow.discovery.zookeeper import Session
 from hedgerow.serving.client import PredictionClient
 from hedgerow.serving.server import PredictionServer
 
@@ -27,20 +25,20 @@ from .replicas import DIMS, Served
 
 FORKS.set_forkserver_preload(
     [
-        "hedgerow.ps.process",
+        "hedgerow.ps.server",
         "zmq",
         "pyarrow",
         "grpc",
         "grpc_health.v1.health",
         "grpc_reflection.v1alpha.reflection",
-        "hedgerow.wire.messages.tf_serving",
+        "hedgerow.wire.pool",
         "torch._export.serde.serialize",
         "kazoo.client",
         "tests.ps.servers",
         __name__,
     ]
 )
-SERVICE, SESSION_S = Service("demo", "town"), 4.0
+SERVICE, SESSION_S = ReplicaPaths("demo", "town"), 4.0
 Rows = dict[str, dict[int, tuple[float, ...]]]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import hedgerow as hr
 from hedgerow.routing.router import Router
-from hedgerow.serving.followed import Followed
+from hedgerow.serving.live_model import LiveModel
 from hedgerow.serving.model import Model
 from hedgerow.serving.registry import Registry
 from hedgerow.serving.row_signatures import multi_name, row_signatures
@@ -47,7 +47,7 @@ class Served:
         }
         self.version += 1
         self.store = HostTables(configs)
-        self.followed = Followed(self.store, **self._place)  # type: ignore[arg-type]
+        self.followed = LiveModel(self.store, **self._place)  # type: ignore[arg-type]
         signatures = row_signatures(self.store, multi_name(0), self.followed.stamp)
         model = Model("ps_0", self.version, self.followed.guarded(signatures))
         self.registry.add(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hedgerow.sync.ahead import Ahead
+from hedgerow.sync.stream import BackgroundIterator
 
 from .replicas import wait_for
 
@@ -17,7 +17,7 @@ def _named() -> list[str]:
 
 
 def test_items_come_in_their_order() -> None:
-    with Ahead(iter(range(500))) as items:
+    with BackgroundIterator(iter(range(500))) as items:
         assert list(items) == list(range(500))
     assert not _named()
 
@@ -30,7 +30,7 @@ def test_one_item_is_made_ahead_and_no_more() -> None:
             made.append(number)
             yield number
 
-    with Ahead(numbers()) as items:
+    with BackgroundIterator(numbers()) as items:
         for number in items:
             wait_for(lambda number=number: len(made) >= min(20, number + 2))
             assert len(made) <= number + 2
@@ -43,7 +43,7 @@ def test_what_an_item_raises_is_raised_where_it_would_come() -> None:
         raise MemoryError("no room")
 
     found: list[int] = []
-    with pytest.raises(MemoryError, match="no room"), Ahead(numbers()) as items:
+    with pytest.raises(MemoryError, match="no room"), BackgroundIterator(numbers()) as items:
         found.extend(items)
     assert found == [1, 2]
     assert not _named()
@@ -62,7 +62,7 @@ def test_leaving_waits_for_the_item_at_hand_and_makes_no_more() -> None:
             yield number
 
     def use() -> None:
-        with Ahead(numbers()) as items:
+        with BackgroundIterator(numbers()) as items:
             for number in items:
                 if number == 2:
                     assert making.wait(60)

@@ -14,16 +14,15 @@ from torch import Tensor
 import hedgerow as hr
 from hedgerow.core.errors import InputError
 from hedgerow.routing.router import Router
-from hedgerow.serving import push_session
+from hedgerow.serving import live_model
 from hedgerow.serving.model import ServingError
-from hedgerow.sync.looks import Looks
-from hedgerow.sync.pending import Pass, Pending
+from hedgerow.sync.pending import Pass, PendingKeys
 from hedgerow.sync.protocol import read_json
-from hedgerow.sync.publisher import Publisher
-from hedgerow.sync.source import HostSource, RowsRead, Share
+from hedgerow.sync.publisher import ChangePoller, Publisher
+from hedgerow.sync.source import HostSource, SourceRows, TableShare
 from hedgerow.sync.target import _pause_s
+from hedgerow.tables.changes import TouchedBatch
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.touched import Touched
 
 from .replicas import DIMS, Served, rows_of, served, train, trainer_tables, wait_for
 
@@ -42,7 +41,7 @@ class OddSource(HostSource):
         self.may_take = threading.Event()
         self.may_take.set()
 
-    def take(self) -> Mapping[str, Touched]:
+    def take(self) -> Mapping[str, TouchedBatch]:
         """Hangs while it may not."""
         self.may_take.wait()
         if self.fail_take:
@@ -51,10 +50,10 @@ class OddSource(HostSource):
             raise ConnectionError("away, say")
         return super().take()
 
-    def message(self, shares: Sequence[Share]) -> None:
+    def message(self, shares: Sequence[TableShare]) -> None:
         """As of rows that lie elsewhere: they are read."""
 
-    def read(self, table: str, ids: Tensor) -> RowsRead:
+    def read(self, table: str, ids: Tensor) -> SourceRows:
         """Fails once."""
         if self.fail_read:
             self.fail_read = False
@@ -139,7 +138,7 @@ def test_a_take_that_fails_at_a_later_table_keeps_the_keys_of_the_first(
     source = HostSource(tables)
     train(tables, torch.arange(3))
 
-    def fail() -> Touched:
+    def fail() -> TouchedBatch:
         raise MemoryError
 
     with monkeypatch.context() as broken:
@@ -158,7 +157,7 @@ def test_a_pass_that_failed_in_part_has_its_own_number() -> None:
     found: list[tuple[int, int]] = []
     closed, open_ = HostSource(trainer_tables()), HostSource(trainer_tables())
     closed.close()
-    looks = Looks([closed, open_], lambda place, _, by: found.append((place, by.number)))
+    looks = ChangePoller([closed, open_], lambda place, _, by: found.append((place, by.number)))
     assert [looks.ask(30.0), looks.ask(30.0)] == [1, 2]
     assert "closed" in looks.error
     looks.close()
@@ -167,7 +166,7 @@ def test_a_pass_that_failed_in_part_has_its_own_number() -> None:
 
 
 def test_a_pass_is_not_complete_where_keys_were_given_up() -> None:
-    pending = Pending(most=1)
+    pending = PendingKeys(most=1)
     pending.open()
     assert not pending.add({"item": torch.arange(2)}, Pass(1, 0.0, 1.0))
     assert pending.take().upto is None  # it overflowed: the pass is not complete at the replica
@@ -207,7 +206,7 @@ def test_an_older_publisher_comes_back_when_the_later_one_is_silent(
     with pytest.raises(ServingError, match="started later") as refused:
         followed.attach({**asked, "publisher": "p1"})
     assert refused.value.code == "FAILED_PRECONDITION"
-    monkeypatch.setattr(push_session, "SILENT_S", 0.0)
+    monkeypatch.setattr(live_model, "SILENT_S", 0.0)
     assert followed.attach({**asked, "publisher": "p1"})["session"]
 
 

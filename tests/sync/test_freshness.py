@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import hedgerow as hr
-from hedgerow.nn.collection import servers_of
+from hedgerow.nn.embedding_modules import servers_of
 from hedgerow.sync.publisher import Publisher
 from hedgerow.tables.store import TableKeys
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import hedgerow as hr
-from hedgerow.nn.collection import collections_of
+from hedgerow.monolith.sync.strict import publish_strict
+from hedgerow.nn.embedding_modules import collections_of
 from hedgerow.ps.errors import RolledBackError
 from hedgerow.ps.server_tables import ServerTables
-from hedgerow.serving.row_sources import row_sources
+from hedgerow.serving.publish import row_sources
 from hedgerow.sync.publisher import Publisher
 from hedgerow.tables.store import TableKeys
 
@@ -68,12 +68,12 @@ def test_servers_that_lost_their_rows_sweep_no_replica(caplog: pytest.LogCapture
         assert after["user"].keys() == before["user"].keys() | set(range(100, 140))
 
 
-def test_the_original_s_rule_loses_keys_where_ours_does_not() -> None:
+def test_monolith_rule_loses_keys_where_ours_does_not() -> None:
     """A replica that is away for a moment: it never hears of what changed then, by that rule."""
     model = fresh()
     with served() as (replica, address):
         away = Relisted([address])
-        strict = hr.serving.publish_strict(model, away, served_as="ps_0")
+        strict = publish_strict(model, away, served_as="ps_0")
         learn(model, [1, 2])
         (pushed,) = strict.push()
         assert [one.update_num for one in pushed.responses] == [4]

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import hedgerow as hr
-from hedgerow.nn.collection import servers_of
-from hedgerow.serving.row_sources import row_sources
+from hedgerow.nn.embedding_modules import servers_of
+from hedgerow.serving.publish import row_sources
 from hedgerow.tables.store import TableKeys
 
 from ..ps.servers import ServerProcess

@@ -11,10 +11,10 @@ import torch
 import hedgerow as hr
 from hedgerow.core.errors import InputError
 from hedgerow.routing.router import Router
-from hedgerow.serving import push_session
-from hedgerow.serving.followed import Followed
+from hedgerow.serving import live_model
+from hedgerow.serving.live_model import LiveModel
 from hedgerow.serving.model import Model, ServingError
-from hedgerow.serving.push_marks import marked
+from hedgerow.serving.request_context import marked
 from hedgerow.serving.server import PredictionServer
 from hedgerow.sync import publisher as publisher_module
 from hedgerow.sync import target as target_module
@@ -273,7 +273,7 @@ def test_pushes_that_overtake_each_other_are_applied_in_order(
         push(1, 0)
         late.result()
     assert item.lookup(torch.tensor([7])).rows_of().tolist() == [[2.0] * DIMS["item"]]
-    monkeypatch.setattr(push_session, "WAIT_S", 0.05)
+    monkeypatch.setattr(live_model, "WAIT_S", 0.05)
     with pytest.raises(ServingError, match="comes after 2") as lost:  # 3 never came
         push(4, 3)
     assert lost.value.code == "OUT_OF_RANGE"
@@ -321,7 +321,7 @@ def test_a_model_of_others_at_the_same_address_is_left_alone() -> None:
     with served() as (one, address):
         config = hr.TableConfig("other", (hr.Segment(1, compressor=hr.Fp32()),), serving=True)
         other = HostTables({"other": config})
-        one.registry.add(Model("theirs", 1, {}, followed=Followed(other)))
+        one.registry.add(Model("theirs", 1, {}, followed=LiveModel(other)))
         with Publisher([HostSource(tables)], address, every="20ms") as publisher:
             assert publisher.flush()
             assert rows_of(one.store.tables) == rows_of(tables)

@@ -9,20 +9,18 @@ import pytest
 import torch
 
 from hedgerow.routing.router import Router
-from hedgerow.serving import answer
+from hedgerow.serving import tensorflow_serving
 from hedgerow.serving.model import ServingError
-from hedgerow.serving.push_marks import marked
+from hedgerow.serving.request_context import marked
 from hedgerow.sync import stream
-from hedgerow.sync.flights import Flights
-from hedgerow.sync.link import Link, TargetError
+from hedgerow.sync.link import ReplicaLink, TargetError
 from hedgerow.sync.protocol import ASSIGN, PushMark
 from hedgerow.sync.publisher import Publisher
-from hedgerow.sync.requests import Push, parts_of, pushes_of
+from hedgerow.sync.pushes import InFlightPushes, RowPush, parts_of, pushes_of
 from hedgerow.sync.source import HostSource
 from hedgerow.tables.host import HostTable
 from hedgerow.wire.messages import tf_serving
-from hedgerow.wire.plain_request import PlainRequest
-from hedgerow.wire.predict_bytes import request_bytes
+from hedgerow.wire.predict import PlainRequest, request_bytes
 from hedgerow.wire.tensors import fill
 
 from .replicas import DIMS, Served, rows_of, served, train, trainer_tables
@@ -58,9 +56,9 @@ def test_pushes_arrive_in_order_and_few_are_under_way(
 ) -> None:
     begun: list[int] = []
     most: list[int] = []
-    send = Flights.send
+    send = InFlightPushes.send
 
-    def sent(self: Flights, link: Link, push: Push) -> None:
+    def sent(self: InFlightPushes, link: ReplicaLink, push: RowPush) -> None:
         send(self, link, push)
         begun.append(self.seq)
         most.append(len(self._flying))
@@ -72,7 +70,7 @@ def test_pushes_arrive_in_order_and_few_are_under_way(
         Publisher([kind(tables)], address, every="1h") as publisher,
     ):
         assert publisher.flush()
-        monkeypatch.setattr(Flights, "send", sent)
+        monkeypatch.setattr(InFlightPushes, "send", sent)
         train(tables, torch.arange(0, ROWS, 2))
         assert publisher.flush()
         assert len(begun) > 20
@@ -86,9 +84,9 @@ def test_a_push_that_fails_in_mid_air_loses_nothing(
     many_parts: None, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = 0
-    land = Flights._land
+    land = InFlightPushes._land
 
-    def landed(self: Flights) -> None:
+    def landed(self: InFlightPushes) -> None:
         nonlocal answered
         answered += 1
         if answered == failing:
@@ -103,7 +101,7 @@ def test_a_push_that_fails_in_mid_air_loses_nothing(
         Publisher([HostSource(tables)], address, every="20ms") as publisher,
     ):
         assert publisher.flush()
-        monkeypatch.setattr(Flights, "_land", landed)
+        monkeypatch.setattr(InFlightPushes, "_land", landed)
         train(tables, torch.arange(0, ROWS, 2))
         tables[0].erase(torch.arange(7))
         assert publisher.flush()
@@ -197,7 +195,7 @@ def _assign(one: Served, mark: PushMark, data: bytes) -> bytes:
     request = PlainRequest.read(data)
     assert request is not None
     with marked(mark.metadata()):
-        return answer.predict(one.registry, request)
+        return tensorflow_serving.predict(one.registry, request)
 
 
 def _message(value: float) -> bytes:
@@ -240,11 +238,13 @@ def test_both_ways_answer_alike() -> None:
     data = _message(2.0)
     request = PlainRequest.read(data)
     assert request is not None
-    short = answer.predict(one.registry, request)
-    assert short == answer.predict(one.registry, tf_serving.PredictRequest.FromString(data))
+    short = tensorflow_serving.predict(one.registry, request)
+    assert short == tensorflow_serving.predict(
+        one.registry, tf_serving.PredictRequest.FromString(data)
+    )
     short_rows = rows_of(one.store.tables)
     one.store.clear()
-    answer.predict(one.registry, tf_serving.PredictRequest.FromString(data))
+    tensorflow_serving.predict(one.registry, tf_serving.PredictRequest.FromString(data))
     assert rows_of(one.store.tables) == short_rows
 
 
@@ -260,5 +260,5 @@ def test_numbers_may_stand_at_any_byte_of_a_message(shift: int) -> None:
     blank = bytes([0x32, shift]) + bytes(shift)  # a client_id: it moves all that follows
     asked = PlainRequest.read(blank + request.SerializeToString())
     assert asked is not None
-    answer.predict(one.registry, asked)
+    tensorflow_serving.predict(one.registry, asked)
     assert rows_of(one.store.tables)["item"] == {1: (6.0,) * 3, 2: (6.0,) * 3}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import hedgerow as hr
 from hedgerow.serving.client import PredictionClient
-from hedgerow.serving.replica import Replica
+from hedgerow.serving.process import Replica
 from hedgerow.sync.roster import Announcer, Roster
 
 from .replicas import wait_for

@@ -1,4 +1,4 @@
-"""The original's sync step: who is called in which order, what is told, and what is lost."""
+"""Monolith's sync step: who is called in which order, what is told, and what is lost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import pytest
 import torch
 
 from hedgerow.core.errors import InputError, NameTakenError
-from hedgerow.monolith.dummy_sync_server import DummySyncServer
-from hedgerow.serving.ps_model import ps_model
-from hedgerow.sync.push_metrics import BYTE_SIZE, FID_COUNT, LATENCY, PushTags
-from hedgerow.sync.strict_client import StrictClient
-from hedgerow.sync.strict_step import ChangedRows, push_request, strict_step
-from hedgerow.sync.strict_targets import StrictTargets
+from hedgerow.monolith.sync.dummy_server import DummySyncServer
+from hedgerow.monolith.sync.strict import (
+    ChangedRows,
+    StrictClient,
+    StrictTargets,
+    push_request,
+    strict_step,
+)
+from hedgerow.serving.row_signatures import ps_model
+from hedgerow.sync.metrics import BYTE_SIZE, FID_COUNT, LATENCY, PushTags
 from hedgerow.tables.host import HostTable
-from hedgerow.wire import push_result
+from hedgerow.wire import push as push_messages
 from hedgerow.wire.codec import to_bytes
 from hedgerow.wire.messages import parameter_sync
 
@@ -76,7 +80,7 @@ def test_every_target_gets_every_part_in_order_and_tells_its_rows() -> None:
 def test_nothing_changed_calls_nobody_and_tells_nothing() -> None:
     targets = StrictTargets()
     found = strict_step(config([NOWHERE]), targets, [ChangedRows("t", NONE, torch.empty(0, 2))])
-    assert push_result.to_json(found) == "{}"
+    assert push_messages.result_json(found) == "{}"
     assert targets.addresses == (NOWHERE,)
     assert targets.push(NOWHERE, parameter_sync.PushRequest()) == parameter_sync.PushResponse(
         target=NOWHERE
@@ -93,7 +97,7 @@ def test_a_dead_replica_is_told_and_the_others_still_get_their_rows() -> None:
         assert (dead.status_code, dead.update_num) == (14, 0)
         assert dead.error_message
         assert (alive.status_code, alive.update_num, alive.error_message) == (0, 1, "")
-        (first, *_) = json.loads(push_result.to_json(found))["responses"]
+        (first, *_) = json.loads(push_messages.result_json(found))["responses"]
         assert list(first) == ["status_code", "error_message", "target", "update_num"]
         assert len(server.received) == 1
         ok = PushTags("", "", address, "OK")
@@ -141,7 +145,7 @@ def test_several_updates_of_a_row_are_one_push_of_its_last_value() -> None:
         client.attach("t", own)
         for _ in range(3):
             own.apply_gradients(torch.tensor([4]), torch.ones(1, 2))
-        own.assign(torch.tensor([9]), torch.ones(1, 2))  # marks nothing, as in the original
+        own.assign(torch.tensor([9]), torch.ones(1, 2))  # marks nothing, as in Monolith
         client.step(to_bytes(config([address])))
         (push,) = server.received
         assert push.inputs["t_id"].tolist() == [4]
@@ -152,7 +156,7 @@ def test_several_updates_of_a_row_are_one_push_of_its_last_value() -> None:
         client.close()
 
 
-def test_the_original_s_rule_loses_the_keys_of_a_push_that_failed() -> None:
+def test_monolith_rule_loses_the_keys_of_a_push_that_failed() -> None:
     """What our publisher is for."""
     with receivers(1) as ((address, server),):
         client, own = StrictClient("c"), table()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from hedgerow.tables import initializers, optimizers, original
+from hedgerow.tables import initializers, monolith_rules, optimizers
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.device import DeviceTable
-from hedgerow.tables.optimizer_base import Optimizer
+from hedgerow.tables.optimizers import Optimizer
 from hedgerow.tables.store import Lookup
 
 from ..support import everything, host_table
@@ -21,10 +21,10 @@ SEVEN: dict[str, Optimizer] = {
     "ftrl": optimizers.Ftrl(lr=0.1, l1=0.01, l2=0.1, beta=1.0),
     "rmsprop": optimizers.RmsProp(lr=0.01),
 }
-ORIGINALS: dict[str, Optimizer] = {
-    "the original's momentum": original.Momentum(learning_rate=0.05),
-    "the original's adam": original.Adam(learning_rate=0.01),
-    "the original's rmsprop": original.RmsProp(learning_rate=0.01),
+OF_MONOLITH: dict[str, Optimizer] = {
+    "Monolith's momentum": monolith_rules.Momentum(learning_rate=0.05),
+    "Monolith's adam": monolith_rules.Adam(learning_rate=0.01),
+    "Monolith's rmsprop": monolith_rules.RmsProp(learning_rate=0.01),
 }
 
 

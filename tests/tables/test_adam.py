@@ -14,7 +14,7 @@ from hedgerow.ps.server_tables import ServerTables
 from hedgerow.ps.shard import LocalShard
 from hedgerow.routing.router import Router
 from hedgerow.tables import optimizers
-from hedgerow.tables.checkpoint.schema import TableSchema
+from hedgerow.tables.checkpoint.manifest import TableSchema
 from hedgerow.tables.device import DeviceTable
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.multi.host_tables import HostTables

@@ -15,22 +15,21 @@ from hypothesis import strategies as st
 import hedgerow as hr
 from hedgerow import native
 from hedgerow.core.errors import ConfigError, DtypeError, InputError
-from hedgerow.core.fids import make_fid
-from hedgerow.native import reference
-from hedgerow.tables.admission import Admission, Chance, Count, Within
+from hedgerow.core.hashing import make_fid
+from hedgerow.monolith.tables.hash_filters import GradientMask
+from hedgerow.tables.admission import AdmissionRule, Chance, Count, SlidingFilter, Within
 from hedgerow.tables.config import TableConfig
-from hedgerow.tables.filters import SlidingFilter
-from hedgerow.tables.gradient_mask import GradientMask
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Zeros
+from hedgerow.tables.monolith_rules import OccurrenceThreshold, ProbabilisticThreshold
 from hedgerow.tables.optimizers import Sgd
-from hedgerow.tables.original_admission import OccurrenceThreshold, ProbabilisticThreshold
 from tests.support import everything, table_config, threads, twin_of
+from tests.twins import native_core
 
 ONE = torch.tensor([5])
 
 
-def _table(admit: Admission | None, **settings: Any) -> HostTable:
+def _table(admit: AdmissionRule | None, **settings: Any) -> HostTable:
     filter = settings.pop("filter", None)
     cfg = table_config(Sgd(lr=1.0), dim=2, init=Zeros(), admit=admit, **settings)
     return HostTable(cfg, filter=filter)
@@ -135,7 +134,7 @@ def test_refused_and_admitted_ids_of_a_large_call_end_as_in_small_ones() -> None
     assert everything(twin) == answers[0][2]
 
 
-RULES: list[Admission] = [
+RULES: list[AdmissionRule] = [
     Count(3),
     Within(300, 2),
     Chance(0.3),
@@ -154,7 +153,7 @@ CALL = st.tuples(
 @settings(max_examples=25)
 @given(calls=st.lists(CALL, max_size=12))
 def test_random_writes_agree_with_the_twin(
-    admit: Admission, calls: list[tuple[str, list[tuple[int, int]]]]
+    admit: AdmissionRule, calls: list[tuple[str, list[tuple[int, int]]]]
 ) -> None:
     cfg = table_config(dim=2, admit=admit)
     tables = [HostTable(cfg), twin_of(cfg)]
@@ -268,7 +267,7 @@ def test_chance_admits_about_its_share_and_in_the_end_everyone() -> None:
         (ProbabilisticThreshold(7, form="equal"), 7, 0.95),
     ],
 )
-def test_occurrences_raise_the_chance(admit: Admission, n: int, expected: float) -> None:
+def test_occurrences_raise_the_chance(admit: AdmissionRule, n: int, expected: float) -> None:
     table, ids = _table(admit), torch.arange(40_000)
     inserted, _ = _push(table, ids, step=3, counts=torch.full((40_000,), n))
     assert abs(inserted / 40_000 - expected) < 0.011
@@ -282,8 +281,10 @@ def test_chance_needs_the_step_and_says_so() -> None:
 def test_probabilities_agree_with_the_twin_and_reject_an_unknown_form() -> None:
     for form, parameter, n in (("each", 0.3, 4), ("equal", 7.0, 2), ("unequal", 7.0, 2)):
         ours = native.admission_probability(form, parameter, n)
-        assert ours == pytest.approx(reference.admission_probability(form, parameter, n), rel=1e-14)
-    for core in (native, reference):
+        assert ours == pytest.approx(
+            native_core.admission_probability(form, parameter, n), rel=1e-14
+        )
+    for core in (native, native_core):
         with pytest.raises(ValueError, match="form is 'other'"):
             core.admission_probability("other", 1.0, 1)
 
@@ -335,7 +336,7 @@ def test_a_filter_of_another_type_is_refused() -> None:
         _table(Count(2), filter=3)
 
 
-def test_thresholds_above_fifteen_pass_by_our_rule_and_never_by_the_originals() -> None:
+def test_thresholds_above_fifteen_pass_by_our_rule_and_never_by_monolith() -> None:
     ours = _table(OccurrenceThreshold(16))
     theirs = _table(OccurrenceThreshold(16, four_bit_counts=True))
     for _ in range(40):
@@ -408,7 +409,7 @@ def test_a_mask_refuses_what_is_no_rule_and_rows_that_do_not_fit() -> None:
     ids=["list", "int32", "float64", "strided", "2-d", "another device"],
 )
 def test_a_mask_asked_about_what_are_no_ids_counts_nothing(
-    rule: Admission, ids: Any, error: type[Exception], words: str
+    rule: AdmissionRule, ids: Any, error: type[Exception], words: str
 ) -> None:
     mask = GradientMask(rule, name="user")
     with pytest.raises(error, match=f"ids .*{words}"):
@@ -419,7 +420,7 @@ def test_a_mask_asked_about_what_are_no_ids_counts_nothing(
 
 @pytest.mark.parametrize("admit", [Count(2), Within(20_000_000, 2)])
 def test_a_cleared_table_forgets_what_it_counted_and_gives_that_memory_back(
-    admit: Admission,
+    admit: AdmissionRule,
 ) -> None:
     table, before = _table(admit), native.memory_used()
     ids = torch.arange(1_500_000)

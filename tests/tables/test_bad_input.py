@@ -18,7 +18,7 @@ from hedgerow.core.errors import (
     NotFiniteError,
     OutOfMemoryError,
 )
-from hedgerow.tables import initializers, optimizers, original
+from hedgerow.tables import initializers, monolith_rules, optimizers
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.store import TableKeys
 
@@ -182,7 +182,7 @@ def test_bad_steps_and_times_are_refused(table: HostTable, argument: dict[str, i
 
 
 def test_a_rate_too_small_to_divide_by_leaves_the_row_alone() -> None:
-    for optimizer in (optimizers.Ftrl(), original.GroupFtrl(), original.GroupAdagrad()):
+    for optimizer in (optimizers.Ftrl(), monolith_rules.GroupFtrl(), monolith_rules.GroupAdagrad()):
         table = make_table(optimizer)
         table.assign(IDS, ROWS)
         table.apply_gradients(IDS, ROWS, rates=[1e-39])

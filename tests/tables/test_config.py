@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from hedgerow.core.errors import ConfigError, NotSupportedError
-from hedgerow.nn.bags import EmbeddingBags
-from hedgerow.tables import compressors, initializers, optimizers, original
-from hedgerow.tables.config import Segment, TableConfig
-from hedgerow.tables.schedules import Polynomial, rate_at
-from hedgerow.tables.table import Table
+from hedgerow.nn.embedding_modules import EmbeddingBags
+from hedgerow.tables import compressors, initializers, monolith_rules, optimizers
+from hedgerow.tables.config import Segment, Table, TableConfig
+from hedgerow.tables.optimizers import Polynomial, rate_at
 
 from ..support import table_config
 
@@ -30,7 +29,7 @@ ZEROS, SGD = initializers.Zeros(), optimizers.Sgd()
         (lambda: Table("user", 2, optimizer="sgd"), r"^Table\('user'\).optimizer is 'sgd'"),
         (lambda: Table("user", 2, init=SGD), r"^Table\('user'\).init is Sgd"),
         (lambda: EmbeddingBags([Table("t", 2)], optimizer="x"), "^EmbeddingBags.optimizer is 'x'"),
-        (lambda: Segment(2, ZEROS, original.BatchSoftmax()), "use dim=1"),
+        (lambda: Segment(2, ZEROS, monolith_rules.BatchSoftmax()), "use dim=1"),
         (lambda: TableConfig("", (Segment(1, ZEROS, SGD),)), "non-empty"),
         (lambda: TableConfig("t", ()), "at least one"),
         (lambda: TableConfig("t", [Segment(1, ZEROS, SGD)]), "tuple"),
@@ -47,12 +46,12 @@ ZEROS, SGD = initializers.Zeros(), optimizers.Sgd()
         (lambda: optimizers.Adam(betas=(0.9, 1.0)), "betas.1. is 1.0"),
         (lambda: optimizers.Adam(betas=0.9), "tuple of two"),
         (lambda: optimizers.RmsProp(alpha=float("nan")), "finite"),
-        (lambda: original.Adagrad(learning_rate=-1), "learning_rate is -1"),
-        (lambda: original.Adagrad(warmup_steps=-1), "warmup_steps is -1"),
-        (lambda: original.Adagrad(hessian_compression_times=2), "never reads it"),
-        (lambda: original.Adam(use_beta1_warmup=True), "never reads it"),
-        (lambda: original.DynamicWdAdagrad(flip_direction=True), "never reads it"),
-        (lambda: original.DynamicWdAdagrad(dynamic_wd_temperature=2.0), "never reads it"),
+        (lambda: monolith_rules.Adagrad(learning_rate=-1), "learning_rate is -1"),
+        (lambda: monolith_rules.Adagrad(warmup_steps=-1), "warmup_steps is -1"),
+        (lambda: monolith_rules.Adagrad(hessian_compression_times=2), "never reads it"),
+        (lambda: monolith_rules.Adam(use_beta1_warmup=True), "never reads it"),
+        (lambda: monolith_rules.DynamicWdAdagrad(flip_direction=True), "never reads it"),
+        (lambda: monolith_rules.DynamicWdAdagrad(dynamic_wd_temperature=2.0), "never reads it"),
         (lambda: initializers.Uniform(-0.1), "at least 0"),
         (lambda: initializers.RandomUniform(1.0, -1.0), "swap"),
         (lambda: initializers.BatchSoftmaxInitializer(0.5), "at least 1"),
@@ -66,8 +65,8 @@ ZEROS, SGD = initializers.Zeros(), optimizers.Sgd()
         (lambda: initializers.Uniform(3e38), "below"),
         (lambda: initializers.RandomUniform(-3e38, 3e38), "maxval - minval"),
         (lambda: optimizers.Momentum(nesterov="no"), "True or False"),
-        (lambda: original.Adam(use_nesterov=1), "True or False"),
-        (lambda: original.DynamicWdAdagrad(decouple_weight_decay="False"), "True or False"),
+        (lambda: monolith_rules.Adam(use_nesterov=1), "True or False"),
+        (lambda: monolith_rules.DynamicWdAdagrad(decouple_weight_decay="False"), "True or False"),
         (lambda: Polynomial(0.1, 10, cycle="no"), "True or False"),
         (lambda: table_config(serving="no"), "True or False"),
         (lambda: table_config(stochastic_rounding_float16="no"), "True or False"),
@@ -84,9 +83,9 @@ def test_what_cannot_be_built_is_refused_when_the_config_is_made(
         build()
 
 
-def test_the_dynamic_weight_decay_of_the_original_has_no_formula() -> None:
+def test_the_dynamic_weight_decay_of_monolith_has_no_formula() -> None:
     with pytest.raises(NotSupportedError, match="decouple_weight_decay") as caught:
-        original.DynamicWdAdagrad(enable_dynamic_wd=True)
+        monolith_rules.DynamicWdAdagrad(enable_dynamic_wd=True)
     assert isinstance(caught.value, NotImplementedError)
 
 

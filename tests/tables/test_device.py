@@ -14,11 +14,11 @@ import torch
 
 from hedgerow.core.errors import ConfigError, InputError, NotFiniteError
 from hedgerow.kernels.layout import EMPTY, ERASED, TAKEN
-from hedgerow.tables import compressors, initializers, optimizers, original
+from hedgerow.tables import compressors, initializers, monolith_rules, optimizers
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.device import DeviceTable
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.schedules import Polynomial
+from hedgerow.tables.optimizers import Polynomial
 from hedgerow.tables.store import TableKeys
 
 from ..support import EXTREME_IDS, everything, host_table, table_config
@@ -60,10 +60,12 @@ CONFIGS = {
         Segment(2, initializers.Normal(0.1), optimizers.Momentum(nesterov=True)),
         Segment(5, initializers.Constant(0.5), optimizers.RmsProp(momentum=0.5)),
     ),
-    "the original's": _several(
-        Segment(3, initializers.Uniform(0.3), original.Adam(learning_rate=0.1)),
-        Segment(4, initializers.Uniform(0.2), original.RmsProp(learning_rate=0.1, momentum=0.9)),
-        Segment(2, initializers.Zeros(), original.Momentum(learning_rate=0.1, momentum=0.9)),
+    "Monolith's": _several(
+        Segment(3, initializers.Uniform(0.3), monolith_rules.Adam(learning_rate=0.1)),
+        Segment(
+            4, initializers.Uniform(0.2), monolith_rules.RmsProp(learning_rate=0.1, momentum=0.9)
+        ),
+        Segment(2, initializers.Zeros(), monolith_rules.Momentum(learning_rate=0.1, momentum=0.9)),
     ),
     "adamw": table_config(
         optimizers.AdamW(), dim=9, init=initializers.Normal(0.1), not_finite="drop"

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from hedgerow.core.errors import DtypeError, InputError, TableFullError, UnknownNameError
-from hedgerow.kernels import evict, find, pins
+from hedgerow.kernels import evict, find
 from hedgerow.kernels.layout import BUSY, EVICTED, LANES, Arrays
 from hedgerow.tables import initializers, optimizers
 from hedgerow.tables.admission import Within
 from hedgerow.tables.config import TableConfig
 from hedgerow.tables.device import DeviceTable
-from hedgerow.tables.expiry import Lfu
-from hedgerow.tables.leave_order import OrderState
+from hedgerow.tables.eviction import EvictionOrderState, Lfu
 from hedgerow.tables.multi.device_group import DeviceGroup
 from hedgerow.tables.multi.device_tables import DeviceTables
 from hedgerow.tables.multi.host_tables import HostTables
@@ -88,7 +87,7 @@ def test_a_table_that_was_fuller_than_it_should_be_grows_without_loss(device: to
 def test_uses_are_told_apart_after_many_evictions(device: torch.device) -> None:
     table = _table(device, 64, evict=Lfu(4, half_life=10**6))
     assert table.order is not None
-    table.order.restore(OrderState(0, 2.0**17 + 1))  # beyond what an exponent has room for
+    table.order.restore(EvictionOrderState(0, 2.0**17 + 1))  # beyond what an exponent has room for
     for last in (4, 4, 6):
         ids = torch.arange(last, device=device)
         table.assign(ids, torch.ones(last, 3, device=device), ts=1)
@@ -166,8 +165,8 @@ def test_held_rows_of_every_table_of_a_group_stay(device: torch.device) -> None:
     assert sorted(put.slots[LANES:].tolist()) == list(range(LANES))
     held = torch.where(torch.arange(2 * LANES, device=device) > 0, put.slots, -1)
     with pytest.raises(InputError, match="pass their splits"):
-        pins.pin(tables, held)
-    pins.pin(tables, held, splits=cuts)  # all of the second table, all but id 0 of the first
+        evict.pin(tables, held)
+    evict.pin(tables, held, splits=cuts)  # all of the second table, all but id 0 of the first
     new = _ids(device, 77, 77)
     cuts = torch.tensor([0, 1, 2], device=device)
     placed = evict.insert_and_evict(tables, new, torch.ones_like(new), call=2, splits=cuts)

@@ -13,16 +13,16 @@ import torch
 
 import hedgerow as hr
 from hedgerow.core.errors import StateError
-from hedgerow.kernels import placement, reference
+from hedgerow.kernels import placement
 from hedgerow.kernels.layout import LANES, MIX_1, Arrays, mix_of, mixed
-from hedgerow.tables.admission import Within
+from hedgerow.tables.admission import FilterMeta, FilterState, Within, table_key
 from hedgerow.tables.config import TableConfig
 from hedgerow.tables.device import DeviceTable
-from hedgerow.tables.device_filter import DeviceFilter
-from hedgerow.tables.filters import FilterMeta, FilterState, table_key
+from hedgerow.tables.device_policies import DeviceFilter
 from hedgerow.tables.multi.device_tables import DeviceTables
 from hedgerow.tables.optimizers import Sgd
 from hedgerow.tables.store import TableKeys
+from tests.twins import kernels_table
 
 from ..crafted_ids import that_meet
 from ..support import everything, table_config
@@ -101,7 +101,7 @@ def test_kernels_place_as_their_twins_by_any_key(device: torch.device) -> None:
     ids = torch.randint(-(2**63), 2**63 - 1, (200,))
     for key in (0, 1, 2**63, 2**64 - 1, 0x1234567890ABCDEF):
         ours = placement.place(ids.to(device), 1000, key)
-        for got, wanted in zip(ours, reference.place(ids, 1000, key), strict=True):
+        for got, wanted in zip(ours, kernels_table.place(ids, 1000, key), strict=True):
             assert torch.equal(got.cpu(), wanted)
         table = Arrays.make(3, 1, device, slot_key=key)
         assert table.mix() == mix_of(key)
@@ -115,7 +115,7 @@ def test_no_structure_of_ids_survives_any_of_many_keys() -> None:
     pairs = torch.cat([few, few ^ -(2**63)])
     for ids in (few, few << 20, few << 32, few << 52, few * MIX_1 % 2**62, pairs):
         for key in range(1, 12):
-            for bucket in reference.place(ids, len(ids) // 16, key * _SPREAD % 2**64):
+            for bucket in kernels_table.place(ids, len(ids) // 16, key * _SPREAD % 2**64):
                 assert int(bucket.bincount().max()) < 45  # 16 expected
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hedgerow.kernels.layout import EMPTY, ERASED, TAKEN
 from hedgerow.tables import admission, initializers, optimizers
 from hedgerow.tables.config import Segment, TableConfig
-from hedgerow.tables.expiry import Lfu, Lru, Ttl
+from hedgerow.tables.eviction import Lfu, Lru, Ttl
 
 from ..support import EXTREME_IDS
 from .device_pair import Pair

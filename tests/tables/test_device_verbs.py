@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from hedgerow.core.errors import InputError, NotFiniteError, ServingTableError
-from hedgerow.tables import admission, compressors, initializers, optimizers, original_admission
-from hedgerow.tables.admission import Admission
+from hedgerow.tables import admission, compressors, initializers, monolith_rules, optimizers
+from hedgerow.tables.admission import AdmissionRule
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.device import DeviceTable
-from hedgerow.tables.device_filter import DeviceFilter
-from hedgerow.tables.expiry import Lfu, Lru, Ttl
+from hedgerow.tables.device_policies import DeviceFilter
+from hedgerow.tables.eviction import Lfu, Lru, Ttl
 from hedgerow.tables.store import Entries, TableKeys
 
 from ..support import EXTREME_IDS, everything, host_table, table_config
@@ -97,13 +97,13 @@ def test_whole_rows_go_back_with_states_and_times(device: torch.device) -> None:
     pair.same()
 
 
-RULES: dict[str, Admission] = {
+RULES: dict[str, AdmissionRule] = {
     "within": admission.Within(1000, 3),
-    "per slot": original_admission.OccurrenceThreshold(1, ((1, 4), (2, 0)), 1000),
-    "never": original_admission.OccurrenceThreshold(20, (), 1000, four_bit_counts=True),
+    "per slot": monolith_rules.OccurrenceThreshold(1, ((1, 4), (2, 0)), 1000),
+    "never": monolith_rules.OccurrenceThreshold(20, (), 1000, four_bit_counts=True),
     "chance": admission.Chance(0.3),
-    "equal": original_admission.ProbabilisticThreshold(5, ((2, 0), (1, 2)), "equal"),
-    "unequal": original_admission.ProbabilisticThreshold(9, (), "unequal"),
+    "equal": monolith_rules.ProbabilisticThreshold(5, ((2, 0), (1, 2)), "equal"),
+    "unequal": monolith_rules.ProbabilisticThreshold(9, (), "unequal"),
 }
 
 

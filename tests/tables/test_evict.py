@@ -12,7 +12,7 @@ import torch
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import ConfigError, DtypeError, InputError
-from hedgerow.tables.expiry import Evicted
+from hedgerow.tables.eviction import Evicted
 from hedgerow.tables.host import HostTable
 from tests.support import everything, make_table, table_config, threads, twin_of
 

@@ -10,8 +10,8 @@ import torch
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import DtypeError, InputError
-from hedgerow.tables.evictor import Evictor
-from hedgerow.tables.expiry import Evicted, Eviction
+from hedgerow.monolith.tables.evictor import Evictor
+from hedgerow.tables.eviction import Evicted, Eviction
 from hedgerow.tables.host import HostTable
 from tests.support import make_table
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError, DtypeError, InputError
-from hedgerow.core.fids import make_fid
-from hedgerow.tables.expiry import Eviction, expired
+from hedgerow.core.hashing import make_fid
+from hedgerow.tables.eviction import Eviction, expired
 from tests.support import table_config
 
 RULES: list[Eviction] = [

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hedgerow import native
 from hedgerow.core.errors import ConfigError, DtypeError, InputError
 from hedgerow.core.records import Record
-from hedgerow.native import reference
-from hedgerow.tables.filters import FilterMeta, FilterState, SlidingFilter, table_key
+from hedgerow.tables.admission import FilterMeta, FilterState, SlidingFilter, table_key
 from tests.support import EXTREME_IDS
+from tests.twins import native_core
 
 IDS = st.one_of(st.sampled_from(EXTREME_IDS), st.integers(0, 40))
 BATCH = st.lists(st.tuples(IDS, st.integers(1, 300)), min_size=1, max_size=30)
@@ -53,7 +53,7 @@ def test_below_its_capacity_a_filter_counts_exactly(
 )
 def test_the_window_slides_as_the_twins(seed: int, parts: int, spread: int, max_count: int) -> None:
     ours = native.SlidingFilter(300, parts, seed, max_count)
-    twin = reference.SlidingFilter(300, parts, seed, max_count)
+    twin = native_core.SlidingFilter(300, parts, seed, max_count)
     random = torch.Generator().manual_seed(seed)
     for _ in range(8):
         ids = torch.randint(-spread, spread, (200,), generator=random)

@@ -10,10 +10,10 @@ import torch
 
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import InputError, ServingTableError
-from hedgerow.tables import compressors, initializers, optimizers, original
+from hedgerow.tables import compressors, initializers, monolith_rules, optimizers
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.schedules import Polynomial
+from hedgerow.tables.optimizers import Polynomial
 from hedgerow.tables.store import Entries, RowStore, TableKeys
 
 from ..support import EXTREME_IDS, entries_of, everything, make_table, table_config
@@ -62,7 +62,7 @@ def test_segments_of_one_row_start_from_different_values() -> None:
 
 
 def test_assignment_keeps_the_optimizer_state() -> None:
-    adagrad = original.Adagrad(learning_rate=0.5)
+    adagrad = monolith_rules.Adagrad(learning_rate=0.5)
     table = make_table(adagrad, init=initializers.Constant(0.25), dim=2)
     table.apply_gradients(_ids(1), torch.tensor([[2.0, 1.0]]))
     table.assign(_ids(1), torch.full((1, 2), 9.0))
@@ -118,11 +118,11 @@ def test_rates_come_from_the_call_the_table_or_the_optimizer() -> None:
 
 def test_warm_up_starts_at_zero_without_spoiling_a_row() -> None:
     for optimizer in (
-        original.Ftrl(warmup_steps=10),
-        original.GroupFtrl(warmup_steps=10),
-        original.GroupAdagrad(warmup_steps=10),
-        original.Momentum(warmup_steps=10),
-        original.Adam(warmup_steps=10),
+        monolith_rules.Ftrl(warmup_steps=10),
+        monolith_rules.GroupFtrl(warmup_steps=10),
+        monolith_rules.GroupAdagrad(warmup_steps=10),
+        monolith_rules.Momentum(warmup_steps=10),
+        monolith_rules.Adam(warmup_steps=10),
     ):
         table = make_table(optimizer, dim=3)
         first = table.lookup(_ids(1), missing="initializer").rows.clone()

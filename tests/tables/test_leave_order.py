@@ -16,7 +16,7 @@ import torch
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import ConfigError
-from hedgerow.tables.checkpoint.schema import TableSchema
+from hedgerow.tables.checkpoint.manifest import TableSchema
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import TableKeys

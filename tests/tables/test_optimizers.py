@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.tables import initializers, optimizers, original
+from hedgerow.tables import initializers, monolith_rules, optimizers
 
 from ..support import make_table
 
@@ -120,7 +120,7 @@ def test_adam_goes_on_past_its_tabulated_corrections() -> None:
 
 def test_batch_softmax_learns_the_interval_of_an_id() -> None:
     init = initializers.BatchSoftmaxInitializer(1.0)
-    table = make_table(original.BatchSoftmax(), init=init, dim=1)
+    table = make_table(monolith_rules.BatchSoftmax(), init=init, dim=1)
     grad = torch.zeros(1, 1)
     for step in range(1, 1001):
         for interval in (5, 10):

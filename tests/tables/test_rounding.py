@@ -5,7 +5,7 @@ import torch
 
 from hedgerow import native
 from hedgerow.core.errors import InputError
-from hedgerow.tables import initializers, optimizers, original
+from hedgerow.tables import initializers, monolith_rules, optimizers
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
 
@@ -54,7 +54,7 @@ def test_rounding_touches_only_its_own_segment_and_passes_the_step_on() -> None:
     segments = (
         Segment(2, initializers.Zeros(), optimizers.Adagrad(), None, True),
         Segment(2, initializers.Zeros(), optimizers.Adagrad()),
-        Segment(1, initializers.Zeros(), original.BatchSoftmax()),
+        Segment(1, initializers.Zeros(), monolith_rules.BatchSoftmax()),
     )
     table = HostTable(TableConfig("t", segments))
     key = torch.tensor([3])

@@ -13,9 +13,15 @@ import torch
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError, StateError
 from hedgerow.tables import slot_key
-from hedgerow.tables.admission import Count, Within
+from hedgerow.tables.admission import (
+    Count,
+    FilterMeta,
+    FilterState,
+    SlidingFilter,
+    Within,
+    table_key,
+)
 from hedgerow.tables.checkpoint.manifest import MANIFEST, seal
-from hedgerow.tables.filters import FilterMeta, FilterState, SlidingFilter, table_key
 from hedgerow.tables.host import HostTable
 
 from ..crafted_ids import that_meet, that_share

@@ -18,7 +18,7 @@ from hedgerow.tables import initializers, optimizers
 from hedgerow.tables.compressors import Fp16
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.snapshot import Snapshot
+from hedgerow.tables.host_core import Snapshot
 from hedgerow.tables.store import Entries
 
 from ..support import make_table

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.core.errors import DtypeError, InputError, NameTakenError, StateError
+from hedgerow.tables.changes import TouchedBatch, TouchedKeys, TouchedSource
 from hedgerow.tables.compressors import Fp32
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.touched import Touched, TouchedKeys, TouchedSource
 
 from ..support import EXTREME_IDS, entries_of, make_table, table_config, threads, twin_of
 
@@ -148,7 +148,7 @@ def test_keys_given_back_come_with_the_next_take() -> None:
     assert _keys(touched) == sorted([*EXTREME_IDS, 7])
     touched.give_back(torch.tensor([3, 3]))
     assert _keys(touched) == [3]
-    touched.give_back(Touched(torch.empty(0, dtype=torch.int64), True, 0))
+    touched.give_back(TouchedBatch(torch.empty(0, dtype=torch.int64), True, 0))
     assert touched.take().whole_table
     assert _keys(touched) == []
 
@@ -207,7 +207,7 @@ def test_bad_ids_cannot_be_given_back() -> None:
         touched.give_back(torch.ones(3, 3, dtype=torch.int64))
     forgets = make_table().touched("c", overflow="forget")
     with pytest.raises(InputError):
-        forgets.give_back(Touched(torch.empty(0, dtype=torch.int64), True, 0))
+        forgets.give_back(TouchedBatch(torch.empty(0, dtype=torch.int64), True, 0))
 
 
 def test_keys_outlive_the_table_object() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from hedgerow.tables.expiry import Lru
+from hedgerow.tables.eviction import Lru
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.host_parts import HostMoves
+from hedgerow.tables.host_core import HostMoves
 from hedgerow.tables.optimizers import Adagrad
 from hedgerow.tiers.caching import CachingTable
 from hedgerow.tiers.hybrid import HybridTable

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hedgerow.tiers.build import MODES
+from hedgerow.tiers.tier_tables import MODES
 
 from .test_in_file import SMALL, in_file
 

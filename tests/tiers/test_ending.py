@@ -14,7 +14,7 @@ def report():  # registered first, so it runs last
 atexit.register(report)
 import torch
 import hedgerow as hr
-from hedgerow.tiers.build import Tiers, tier_table
+from hedgerow.tiers.tier_tables import Tiers, tier_table
 
 config = hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd()),))
 table = tier_table(config, Tiers(mode="CACHING", fast_rows=4))

@@ -14,8 +14,7 @@ from hedgerow.core.errors import CacheTooSmallError, NotFiniteError
 from hedgerow.tables.admission import Count
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers.build import Tiers, device_tier_tables, tier_table
-from hedgerow.tiers.tier_tables import TierTables
+from hedgerow.tiers.tier_tables import Tiers, TierTables, device_tier_tables, tier_table
 
 from ..support import everything
 

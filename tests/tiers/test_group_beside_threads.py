@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hedgerow.core.errors import CacheTooSmallError, InputError, StateError
-from hedgerow.kernels import put_rows
+from hedgerow.kernels import incoming_rows
 from hedgerow.tables.store import TableKeys
 
 from .test_group import NAMES, Pair, config
@@ -122,7 +122,7 @@ def test_ids_get_no_place_without_their_row(
         def broken(*_: Any) -> None:
             raise error
 
-        patch.setattr(put_rows, "put_rows", broken)
+        patch.setattr(incoming_rows, "put_rows", broken)
         with pytest.raises(error):
             pair.ours.lookup(_on(device, _keys(1, 4, 5)), missing="training")
     assert len(pair.ours.table(0).resident) == 3

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.kernels import reference
 from hedgerow.kernels.leave import CROWDED
 from hedgerow.tables.store import TableKeys
 from hedgerow.tiers import misses
 from hedgerow.tiers.eviction import BucketOverflows
 from hedgerow.tiers.misses import Misses, MissRead
+from tests.twins import kernels_table
 
 from .test_group import NAMES, Pair, config
 
@@ -92,7 +92,7 @@ class Shared:
         assert fetches is not None
         self.fetches, self.evictions = fetches, fetches.evictions
         ids = torch.arange(60_000)
-        self._ids, self._places = ids, torch.stack(reference.place(ids, N // 16))
+        self._ids, self._places = ids, torch.stack(kernels_table.place(ids, N // 16))
 
     def ids(self, first: int, second: int, count: int) -> list[int]:
         """Ids of these two buckets."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.tiers import device_residency, write_back
+from hedgerow.tiers import cache_moves, device_residency
 from hedgerow.tiers.misses import MissRead
 
 from .test_group_beside_threads import _after_once, _keys, _on, _pair
@@ -78,7 +78,7 @@ def test_notes_that_begin_while_others_end_are_kept(device: torch.device) -> Non
 def test_notes_that_nobody_ends_do_not_grow_for_ever(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_back, "_LOGGED_ROWS", 9)
+    monkeypatch.setattr(cache_moves, "_LOGGED_ROWS", 9)
     pair = _pair(device)
     pair.step(_keys(1, 2, 3))
     later = _keys(1, 2, 40)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers import cache_prefetcher, eviction
+from hedgerow.tiers import eviction, misses
 from hedgerow.tiers.misses import HostReadback, MissRead
 
 from .test_group import NAMES, Pair, config
@@ -136,7 +136,7 @@ def test_counts_below_one_are_one_wherever_a_brought_row_lies(device: torch.devi
 def test_of_too_many_batches_the_next_ones_are_kept(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_prefetcher, "_MOST_BATCHES", 2)
+    monkeypatch.setattr(misses, "_MOST_BATCHES", 2)
     pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
     fetches: Any = pair.groups[0].miss_handler
     batches = [_on(device, _all(9 * n, 9 * n + 1)) for n in range(7)]

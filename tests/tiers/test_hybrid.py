@@ -11,7 +11,7 @@ import pytest
 from hedgerow.core.clock import ManualClock
 from hedgerow.tables.admission import Chance, Within
 from hedgerow.tables.config import TableConfig
-from hedgerow.tables.expiry import Lru, Ttl
+from hedgerow.tables.eviction import Lru, Ttl
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.optimizers import Adagrad, Adam, Ftrl, RowAdagrad, Sgd
 from hedgerow.tiers.hybrid import HybridTable

@@ -16,12 +16,12 @@ import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import FileMissingError, OutOfMemoryError
 from hedgerow.tables.config import TableConfig
-from hedgerow.tables.expiry import Ttl
+from hedgerow.tables.eviction import Ttl
 from hedgerow.tables.host import HostTable
+from hedgerow.tables.host_core import RowFile
 from hedgerow.tables.optimizers import Adagrad, Adam
-from hedgerow.tables.row_file import RowFile
 from hedgerow.tables.store import Entries
-from hedgerow.tiers.build import MODES, Tiers, TierTable, tier_table
+from hedgerow.tiers.tier_tables import MODES, Tiers, TierTable, tier_table
 
 from ..support import table_config
 from .against_one import Against

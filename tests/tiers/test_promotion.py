@@ -11,7 +11,7 @@ import hedgerow as hr
 from hedgerow.tables.host import HostTable
 from hedgerow.tiers.caching import CachingTable
 from hedgerow.tiers.hybrid import HybridTable
-from hedgerow.tiers.use_counts import UseCounts
+from hedgerow.tiers.residency_map import UseCounts
 
 from ..support import table_config
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hedgerow.tiers.write_back import WriteLog
+from hedgerow.tiers.cache_moves import WriteLog
 
 IDS = np.arange(6)
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import hedgerow as hr
 from hedgerow.core.shapes import Float32
-from hedgerow.nn.summary import tables_of
+from hedgerow.nn.model_tables import tables_of
 from hedgerow.train.checkpoints import Checkpoints
-from hedgerow.train.json_lines import JsonLines
-from hedgerow.train.loop import Schedule, Trainer
+from hedgerow.train.events import JsonLines
+from hedgerow.train.loop import LoopSchedule, Trainer
 
 
 class Model(nn.Module):
@@ -75,7 +75,7 @@ def trainer(data: Path, run: Path) -> Trainer:
         torch.optim.AdamW(model.parameters(), lr=0.01),
         source(data, 32, 300),
         test=source(data, 256, 0),
-        schedule=Schedule(epochs=3, log_every=5, eval_every=20, early_stop=50),
+        schedule=LoopSchedule(epochs=3, log_every=5, eval_every=20, early_stop=50),
         checkpoints=Checkpoints(run / "checkpoints", every_steps=7),
     )
     kept = made.progress.events if made.resume() else None

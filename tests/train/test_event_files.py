@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 
 from hedgerow.core.clock import ManualClock
-from hedgerow.data.record_frames import payloads
-from hedgerow.train.event_files import TensorBoard
+from hedgerow.data.tfrecord_format import payloads
+from hedgerow.train.events import TensorBoard
 
 
 def _train(step: int, loss: float) -> dict[str, float | int | str]:

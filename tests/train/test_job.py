@@ -24,12 +24,11 @@ from hedgerow.core.errors import (
 )
 from hedgerow.core.hashing import id64
 from hedgerow.data.synthetic_clicks import SyntheticClicks
-from hedgerow.nn.summary import tables_of
-from hedgerow.train.config_text import line_of
+from hedgerow.nn.model_tables import tables_of
+from hedgerow.train.config_file import line_of, named_kinds
 from hedgerow.train.job import OPTIONS, Job, job_of, read_job
 from hedgerow.train.job_data import ColumnData, FileData
 from hedgerow.train.job_parts import build
-from hedgerow.train.record_names import named_kinds
 from hedgerow.train.run_folder import RunFolder
 
 DOCS = Path(__file__).parents[2] / "docs" / "guides" / "jobs.md"
@@ -122,9 +121,9 @@ def test_a_job_written_to_json_reads_as_the_same_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["Optimizer", "Initializer", "Admission", "Eviction"])
 def test_records_of_every_name_survive_the_way_to_json_and_back(family: str) -> None:
-    from hedgerow.tables import admission, expiry, initializers, optimizer_base
+    from hedgerow.tables import admission, eviction, initializers, optimizers
 
-    places = [admission, expiry, initializers, optimizer_base]
+    places = [admission, eviction, initializers, optimizers]
     kind = next(vars(place)[family] for place in places if family in vars(place))
     needed = {"n": 3, "window_ids": 1000, "p": 0.5, "age": "7d", "rows": 5, "constant": 0.5}
     key = {"Optimizer": "optimizer", "Initializer": "init", "Admission": "admit"}.get(
@@ -395,7 +394,9 @@ def test_the_docs_name_every_key(source: str) -> None:
     job: Job = job_of({"data": {"source": source, **files, **columns}})
     text = DOCS.read_text()
     for key in _keys(job.to_dict()):
-        assert f"`{key}`" in text or f"`[{key}]`" in text, f"docs/guides/jobs.md does not explain {key}"
+        assert f"`{key}`" in text or f"`[{key}]`" in text, (
+            f"docs/guides/jobs.md does not explain {key}"
+        )
 
 
 @pytest.mark.parametrize("features", [[], ["user", "user"]])

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow.core.errors import FileDamagedError
-from hedgerow.train.events import Event
-from hedgerow.train.json_lines import JsonLines, read_events
+from hedgerow.train.events import Event, JsonLines, read_events
 
 
 def _event(step: int, kind: str = "train", **values: float) -> dict[str, float | int | str]:

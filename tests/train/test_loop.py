@@ -13,11 +13,10 @@ from torch import nn
 
 import hedgerow as hr
 from hedgerow.core.errors import CheckpointError, NotFiniteError, StateError
-from hedgerow.data.batch import Batch
+from hedgerow.data.source import Batch
 from hedgerow.train.checkpoints import Checkpoints
 from hedgerow.train.evaluate import evaluate
-from hedgerow.train.loop import Schedule, Trainer
-from hedgerow.train.progress import Progress
+from hedgerow.train.loop import LoopSchedule, Trainer, TrainingProgress
 
 
 class _List:
@@ -70,7 +69,7 @@ def _trainer(train: Any = None, **more: Any) -> tuple[Trainer, _Kept]:
 
 def test_epochs_logs_and_evaluations_come_when_they_should() -> None:
     test = hr.data.clicks(batch_size=64, steps=6).held_out(64, 2)
-    trainer, kept = _trainer(test=test, schedule=Schedule(epochs=2, log_every=5, eval_every=4))
+    trainer, kept = _trainer(test=test, schedule=LoopSchedule(epochs=2, log_every=5, eval_every=4))
     outcome = trainer.run()
     assert (outcome.why, outcome.step, outcome.epoch, outcome.samples) == ("done", 12, 2, 384)
     assert kept.kinds() == [
@@ -88,22 +87,22 @@ def test_epochs_logs_and_evaluations_come_when_they_should() -> None:
 
 
 def test_a_step_limit_ends_a_run_and_a_higher_one_goes_on(tmp_path: Path) -> None:
-    trainer, _ = _trainer(schedule=Schedule(steps=4), checkpoints=Checkpoints(tmp_path))
+    trainer, _ = _trainer(schedule=LoopSchedule(steps=4), checkpoints=Checkpoints(tmp_path))
     outcome = trainer.run()
     assert (outcome.why, outcome.step) == ("step limit", 4)
     assert outcome.checkpoint == tmp_path / "step-000000004"
-    again, _ = _trainer(schedule=Schedule(epochs=2), checkpoints=Checkpoints(tmp_path))
+    again, _ = _trainer(schedule=LoopSchedule(epochs=2), checkpoints=Checkpoints(tmp_path))
     assert again.resume()
     assert again.run().step == 12
-    once, _ = _trainer(schedule=Schedule(epochs=2))
+    once, _ = _trainer(schedule=LoopSchedule(epochs=2))
     once.run()
     for weight, other in zip(once.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(weight, other)
 
 
 def test_a_run_that_has_more_epochs_than_asked_for_is_done(tmp_path: Path) -> None:
-    _trainer(schedule=Schedule(epochs=2), checkpoints=Checkpoints(tmp_path))[0].run()
-    again, _ = _trainer(schedule=Schedule(epochs=1), checkpoints=Checkpoints(tmp_path))
+    _trainer(schedule=LoopSchedule(epochs=2), checkpoints=Checkpoints(tmp_path))[0].run()
+    again, _ = _trainer(schedule=LoopSchedule(epochs=1), checkpoints=Checkpoints(tmp_path))
     assert again.resume()
     outcome = again.run()
     assert (outcome.why, outcome.step) == ("done", 12)
@@ -112,7 +111,7 @@ def test_a_run_that_has_more_epochs_than_asked_for_is_done(tmp_path: Path) -> No
 def test_a_kill_before_the_line_of_a_checkpoint_leaves_the_log_whole(tmp_path: Path) -> None:
     def made(folder: int) -> tuple[Trainer, _Kept]:
         test = hr.data.clicks(batch_size=64, steps=6).held_out(64, 1)
-        schedule = Schedule(log_every=2, eval_every=2)  # a best test and a save at one step
+        schedule = LoopSchedule(log_every=2, eval_every=2)  # a best test and a save at one step
         keep = Checkpoints(tmp_path / str(folder), every_steps=2)
         return _trainer(test=test, schedule=schedule, checkpoints=keep)
 
@@ -140,7 +139,7 @@ def test_a_kill_before_the_line_of_a_checkpoint_leaves_the_log_whole(tmp_path: P
 
 
 def test_an_equal_loss_is_no_better_one() -> None:
-    progress = Progress()
+    progress = TrainingProgress()
     assert [progress.note(loss) for loss in (0.5, 0.5, float("nan"), 0.4)] == [
         True,
         False,
@@ -160,10 +159,10 @@ def test_an_equal_loss_is_no_better_one() -> None:
     ],
 )
 def test_progress_of_another_kind_is_refused(name: str, value: object) -> None:
-    progress = Progress(step=3)
+    progress = TrainingProgress(step=3)
     with pytest.raises(CheckpointError, match=f"progress: {name} is "):
-        progress.load_state_dict({**Progress(step=4).state_dict(), name: value})
-    assert progress == Progress(step=3)
+        progress.load_state_dict({**TrainingProgress(step=4).state_dict(), name: value})
+    assert progress == TrainingProgress(step=3)
 
 
 def test_early_stop_keeps_the_best_checkpoint(tmp_path: Path) -> None:
@@ -172,7 +171,7 @@ def test_early_stop_keeps_the_best_checkpoint(tmp_path: Path) -> None:
     trainer, kept = _trainer(
         _List([batch] * 40),
         test=_List([upside_down]),
-        schedule=Schedule(eval_every=3, early_stop=4),
+        schedule=LoopSchedule(eval_every=3, early_stop=4),
         checkpoints=Checkpoints(tmp_path, keep=1),
     )
     outcome = trainer.run()
@@ -197,7 +196,7 @@ def test_weights_of_samples_count_in_loss_and_metrics() -> None:
     other = Batch(batch.dense, batch.ids, (batch.labels + (weights == 0)) % 2, weights)
     ends = []
     for one in (weighted, other):  # labels of samples without weight change nothing
-        trainer, kept = _trainer(_List([one] * 5), schedule=Schedule(log_every=5))
+        trainer, kept = _trainer(_List([one] * 5), schedule=LoopSchedule(log_every=5))
         trainer.run()
         ends.append((kept.events[0]["loss"], dict(trainer.model.named_parameters())))
     assert ends[0][0] == ends[1][0]
@@ -248,8 +247,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     assert not fresh.resume()
     for bad in ({"epochs": 0}, {"log_every": 0}, {"steps": 0}, {"early_stop": -1}):
         with pytest.raises(hr.HedgerowError, match="at least"):
-            Schedule(**bad)
-    for wish in (Schedule(early_stop=2), Schedule(eval_every=5)):
+            LoopSchedule(**bad)
+    for wish in (LoopSchedule(early_stop=2), LoopSchedule(eval_every=5)):
         with pytest.raises(hr.HedgerowError, match="no test data to look at"):
             _trainer(schedule=wish)
     with pytest.raises(hr.HedgerowError, match="keep"):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import checkpoint as dcp
 
 from hedgerow.core.errors import DtypeError, InputError, NotFiniteError
-from hedgerow.train.metrics import BUCKETS, Metrics, _buckets
+from hedgerow.train.metrics import BUCKETS, BinaryMetrics, _buckets
 
 Floats = NDArray[np.float64]
 
@@ -48,14 +48,14 @@ def _exact(logits: Floats, labels: Floats, weights: Floats) -> dict[str, float]:
     }
 
 
-def _tied_share(metrics: Metrics) -> float:
+def _tied_share(metrics: BinaryMetrics) -> float:
     """The share of pairs in one bucket, half of which bounds the error of AUC."""
     positives, negatives = metrics.state_dict()["histograms"]
     return float(positives @ negatives / (positives.sum() * negatives.sum()))
 
 
-def _of(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Metrics:
-    metrics = Metrics()
+def _of(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> BinaryMetrics:
+    metrics = BinaryMetrics()
     metrics.update(logits, labels, weights)
     return metrics
 
@@ -136,7 +136,7 @@ def test_buckets_never_fall_where_logits_grow() -> None:
 def test_parts_that_are_merged_equal_one_pass(data: st.DataObject) -> None:
     logits, labels = _clicks(0, 1, n=500)
     parts = data.draw(st.integers(1, 5))
-    whole, merged = _of(logits, labels), Metrics()
+    whole, merged = _of(logits, labels), BinaryMetrics()
     for part in range(parts):
         merged.merge(_of(logits[part::parts], labels[part::parts]))
     one, other = whole.state_dict(), merged.state_dict()
@@ -149,7 +149,7 @@ def test_a_reload_continues_bit_for_bit() -> None:
     logits, labels = _clicks(0, 1, n=1000)
     weights = torch.rand(1000, generator=torch.Generator().manual_seed(1))
     unbroken = _of(logits[:600], labels[:600], weights[:600])
-    resumed = Metrics()
+    resumed = BinaryMetrics()
     resumed.load_state_dict(unbroken.state_dict())
     for metrics in (unbroken, resumed):
         metrics.update(logits[600:], labels[600:], weights[600:])
@@ -162,7 +162,7 @@ def test_a_reload_continues_bit_for_bit() -> None:
 def test_torchs_distributed_checkpoint_loads_into_a_fresh_object(tmp_path: object) -> None:
     saved = _of(*_clicks(0, 1, n=1000))
     dcp.save({"metrics": saved.state_dict()}, checkpoint_id=str(tmp_path), no_dist=True)
-    fresh = Metrics()
+    fresh = BinaryMetrics()
     state = {"metrics": fresh.state_dict()}
     dcp.load(state, checkpoint_id=str(tmp_path), no_dist=True)
     fresh.load_state_dict(state["metrics"])
@@ -188,7 +188,7 @@ def test_weights_multiply_and_zero_leaves_out() -> None:
 
 
 def test_half_precision_columns_gradients_and_empty_batches_are_taken() -> None:
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     logits = torch.tensor([[1.0], [-1.0]], requires_grad=True)
     metrics.update(logits.bfloat16(), torch.tensor([[True], [False]]))
     metrics.update(torch.zeros(0), torch.zeros(0))
@@ -228,10 +228,10 @@ def test_bad_input_is_named_and_changes_nothing(
 
 
 def test_a_state_of_another_form_is_refused() -> None:
-    state = Metrics().state_dict()
+    state = BinaryMetrics().state_dict()
     with pytest.raises(InputError, match="it must have histograms, samples, sums"):
-        Metrics().load_state_dict({"sums": state["sums"]})
+        BinaryMetrics().load_state_dict({"sums": state["sums"]})
     with pytest.raises(DtypeError, match=r"state\['samples'\] has dtype torch.float32"):
-        Metrics().load_state_dict({**state, "samples": torch.zeros(1)})
+        BinaryMetrics().load_state_dict({**state, "samples": torch.zeros(1)})
     with pytest.raises(InputError, match=r"state\['sums'\] has shape \(3,\)"):
-        Metrics().load_state_dict({**state, "sums": torch.zeros(3, dtype=torch.float64)})
+        BinaryMetrics().load_state_dict({**state, "sums": torch.zeros(3, dtype=torch.float64)})

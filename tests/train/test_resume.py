@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hedgerow.train.json_lines import read_events
+from hedgerow.train.events import read_events
 
 from .resume_job import write_data
 

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 import hedgerow as hr
 from hedgerow.core.errors import InputError
-from hedgerow.data.batch import Batch
-from hedgerow.train.metrics import Metrics
+from hedgerow.data.source import Batch
+from hedgerow.train.metrics import BinaryMetrics
 from hedgerow.train.run_ranks import RunRanks, _packed, _unpacked
 
 
@@ -69,7 +69,7 @@ def test_a_part_has_the_weights_of_its_ids_and_lies_inside() -> None:
 
 
 def test_metrics_travel_whole() -> None:
-    metrics = Metrics()
+    metrics = BinaryMetrics()
     metrics.update(torch.randn(50, generator=torch.Generator().manual_seed(1)), torch.ones(50))
     metrics.update(torch.tensor([0.0, -3e9]), torch.zeros(2))
     packed = _packed(metrics)

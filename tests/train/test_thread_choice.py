@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from hedgerow.nn.summary import tables_of
+from hedgerow.nn.model_tables import tables_of
 from hedgerow.train.job import Job, job_of
-from hedgerow.train.job_parts import build_model
-from hedgerow.train.thread_choice import choose, threads_for
+from hedgerow.train.job_parts import build_model, choose, threads_for
 
 
 @pytest.mark.parametrize(

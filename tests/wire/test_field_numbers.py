@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hedgerow.wire import services
+from hedgerow.wire import rpc
 from hedgerow.wire.pool import POOL
 
 SERVING, SYNC = "tensorflow.serving.", "monolith.parameter_sync."
@@ -141,16 +141,16 @@ def test_the_status_codes_are_those_of_grpc() -> None:
 @pytest.mark.parametrize(
     ("service", "names"),
     [
-        (services.PREDICTION_SERVICE, "Predict GetModelMetadata"),
-        (services.MODEL_SERVICE, "GetModelStatus HandleReloadConfigRequest"),
+        (rpc.PREDICTION_SERVICE, "Predict GetModelMetadata"),
+        (rpc.MODEL_SERVICE, "GetModelStatus HandleReloadConfigRequest"),
         (
-            services.KSERVE_SERVICE,
+            rpc.KSERVE_SERVICE,
             "ServerLive ServerReady ModelReady ServerMetadata ModelMetadata ModelInfer",
         ),
-        (services.AGENT_SERVICE, "GetReplicas GetResource HeartBeat"),
+        (rpc.AGENT_SERVICE, "GetReplicas GetResource HeartBeat"),
     ],
 )
 def test_services_have_the_published_methods(service: str, names: str) -> None:
-    found = services.methods(service)
+    found = rpc.methods(service)
     assert list(found) == names.split()
     assert [method.path for method in found.values()] == [f"/{service}/{n}" for n in names.split()]

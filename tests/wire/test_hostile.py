@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from hedgerow.core.errors import DtypeError, HedgerowError, InputError
 from hedgerow.core.protobuf import bytes_field
-from hedgerow.wire import infer_tensors, push, push_result, push_split, services, tensors
-from hedgerow.wire.codec import from_bytes, to_bytes
+from hedgerow.wire import infer_tensors, push, rpc, tensors
+from hedgerow.wire.codec import check_parts, from_bytes, to_bytes
 from hedgerow.wire.messages import kserve, parameter_sync, tensor, tf_serving
-from hedgerow.wire.screen import check_parts
 
 SHORT, LONG = (100_000, 5.0), (100_000_000, 60.0)  # rounds and seconds, whichever is over first
 
@@ -39,11 +38,11 @@ def _read_infer(data: bytes) -> None:
 def _read_push(data: bytes) -> None:
     request = from_bytes(parameter_sync.PushRequest, data)
     push.to_predict(request)
-    push_split.split(request, max(1, len(data) // 3))
+    push.split_request(request, max(1, len(data) // 3))
 
 
 def _read_result(data: bytes) -> None:
-    push_result.to_json(from_bytes(parameter_sync.PushResult, data))
+    push.result_json(from_bytes(parameter_sync.PushResult, data))
 
 
 READERS = [_read_tensor, _read_predict, _read_infer, _read_push, _read_result]
@@ -138,9 +137,9 @@ def test_a_message_inside_a_message_without_end_is_refused(depth: int) -> None:
             from_bytes(tensor.TensorProto, data)
 
 
-@pytest.mark.parametrize("service", [services.PREDICTION_SERVICE, services.KSERVE_SERVICE])
+@pytest.mark.parametrize("service", [rpc.PREDICTION_SERVICE, rpc.KSERVE_SERVICE])
 def test_broken_requests_of_every_method_name_the_message(service: str) -> None:
-    for method in services.methods(service).values():
+    for method in rpc.methods(service).values():
         with pytest.raises(InputError, match=f"no {method.request.DESCRIPTOR.full_name}"):
             from_bytes(method.request, b"\x0a\xff")
 

@@ -70,9 +70,7 @@ def test_others_messages_of_the_same_names_do_not_disturb_ours(order: str) -> No
 def test_nothing_loads_protobuf_before_a_message_is_asked_for() -> None:
     script = """
         import sys
-        from hedgerow.wire import (
-            client_config, codec, infer_tensors, push, push_result, push_split, services, tensors,
-        )
+        from hedgerow.wire import codec, infer_tensors, predict, push, rpc, tensors
         from hedgerow.wire.messages import (
             agent_service, error_codes, kserve, model_export, parameter_sync, tensor, tf_serving,
         )

@@ -13,8 +13,7 @@ from hedgerow.wire import dtypes, tensors
 from hedgerow.wire.buffers import Array
 from hedgerow.wire.codec import to_bytes
 from hedgerow.wire.messages import tf_serving
-from hedgerow.wire.plain_request import PlainRequest
-from hedgerow.wire.predict_response import response_bytes, spec_bytes
+from hedgerow.wire.predict import PlainRequest, response_bytes, spec_bytes
 
 
 def _by_protobuf(outputs: dict[str, Any], compat: Any) -> bytes:

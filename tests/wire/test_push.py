@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hedgerow.core.errors import HedgerowError, InputError
-from hedgerow.wire import client_config, push, push_result, push_split, tensors
+from hedgerow.wire import push, tensors
 from hedgerow.wire.messages import parameter_sync
 
 
@@ -36,7 +36,7 @@ def test_rows_arrive_as_they_were() -> None:
 @pytest.mark.parametrize("rule", ["balanced", "reference"])
 def test_parts_hold_every_row_once_in_order(rule: Any, limit: int, multi: bool) -> None:
     request = _request(("a", 0, 3), ("b", 7, 1), ("c", 23, 4), multi=multi)
-    parts = push_split.split(request, limit, rule)
+    parts = push.split_request(request, limit, rule)
     assert len(parts) == max(1, -(-request.ByteSize() // limit))
     for place, table in enumerate(push.tables_of(request)):
         pieces = [push.tables_of(part)[place] for part in parts]
@@ -53,16 +53,16 @@ def test_balanced_parts_of_the_published_size_stay_nearer_to_the_limit() -> None
     request = parameter_sync.PushRequest(model_name="m")
     push.add_rows(request, "t", torch.arange(100_000), torch.zeros(100_000, 16))
     largest = {
-        rule: max(part.ByteSize() for part in push_split.split(request, rule=rule))
+        rule: max(part.ByteSize() for part in push.split_request(request, rule=rule))
         for rule in ("balanced", "reference")
     }
     assert largest["balanced"] <= largest["reference"]
-    assert all(size < 1.01 * push_split.LIMIT_BYTES for size in largest.values())
+    assert all(size < 1.01 * push.LIMIT_BYTES for size in largest.values())
 
 
 def test_a_small_request_is_handed_on_as_it_is() -> None:
     request = _request(("t", 2, 2))
-    (part,) = push_split.split(request)
+    (part,) = push.split_request(request)
     assert part is request
     assert not part.HasField("timeout_in_ms")
 
@@ -70,7 +70,7 @@ def test_a_small_request_is_handed_on_as_it_is() -> None:
 def test_parts_have_a_timeout_and_no_name_that_was_not_there() -> None:
     request = parameter_sync.PushRequest()
     request.delta_multi_hash_tables.add(fids=[1, 2], embeddings=[1.0, 2.0, 3.0, 4.0])
-    first, second = push_split.split(request, request.ByteSize() - 1)
+    first, second = push.split_request(request, request.ByteSize() - 1)
     assert first.HasField("timeout_in_ms")
     assert first.timeout_in_ms == 1000
     assert not first.HasField("model_name")
@@ -84,7 +84,7 @@ def test_rows_without_their_values_are_refused() -> None:
     with pytest.raises(InputError, match="'t' has 3 values for 2 rows of 2"):
         push.to_predict(request)
     with pytest.raises(InputError, match="'t' has 3 values for 2 rows"):
-        push_split.split(request, 5)
+        push.split_request(request, 5)
     request.delta_hash_tables[0].dim_size = -1
     with pytest.raises(InputError, match="rows of -1"):
         push.to_predict(request)
@@ -98,20 +98,20 @@ def test_wrong_rows_and_rules_are_refused() -> None:
         push.add_rows(request, "t", torch.tensor([1.0]), torch.zeros(1, 3))
     assert not request.delta_hash_tables
     with pytest.raises(InputError, match="rule is 'half'"):
-        push_split.split(request, rule="half")  # type: ignore[arg-type]
+        push.split_request(request, rule="half")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="limit_bytes is 0"):
-        push_split.split(request, 0)
+        push.split_request(request, 0)
 
 
 def test_a_response_that_carries_only_its_target_shows_nothing_else() -> None:
     result = parameter_sync.PushResult(responses=[{"target": "[::1]:1"}])  # type: ignore[list-item]
-    assert json.loads(push_result.to_json(result)) == {"responses": [{"target": "[::1]:1"}]}
+    assert json.loads(push.result_json(result)) == {"responses": [{"target": "[::1]:1"}]}
 
 
 def test_a_configuration_with_places_has_both_lists() -> None:
     info = parameter_sync.ClientConfig.TargetExtraInfo
-    data = client_config.config_bytes("ps_0", {"b:1": info(idc="lf"), "a:2": info(replica_id=0)})
-    found = client_config.read_config(data)
+    data = push.config_bytes("ps_0", {"b:1": info(idc="lf"), "a:2": info(replica_id=0)})
+    found = push.read_config(data)
     assert (found.signature_name, found.timeout_in_ms) == ("hashtable_assign", 3000)
     assert list(found.targets) == ["b:1", "a:2"]
     assert [place.replica_id for place in found.targets_extra_info] == [-1, 0]
@@ -119,4 +119,4 @@ def test_a_configuration_with_places_has_both_lists() -> None:
 
 def test_bytes_that_are_no_configuration_are_refused() -> None:
     with pytest.raises(InputError, match=r"no monolith\.parameter_sync\.ClientConfig"):
-        client_config.read_config(b"\xff\xff")
+        push.read_config(b"\xff\xff")

@@ -11,7 +11,7 @@ import torch
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from hedgerow.wire import services, tensors
+from hedgerow.wire import rpc, tensors
 from hedgerow.wire.codec import to_bytes
 from hedgerow.wire.messages import tf_serving
 from hedgerow.wire.pool import new_pool
@@ -27,14 +27,14 @@ def _double(request: tf_serving.PredictRequest, _: object) -> tf_serving.Predict
 @pytest.fixture
 def address() -> Iterator[str]:
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    method = services.methods(services.PREDICTION_SERVICE)["Predict"]
+    method = rpc.methods(rpc.PREDICTION_SERVICE)["Predict"]
     handler = grpc.unary_unary_rpc_method_handler(
         _double, method.request.FromString, lambda message: message.SerializeToString()
     )
     server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler(services.PREDICTION_SERVICE, {"Predict": handler})]
+        [grpc.method_handlers_generic_handler(rpc.PREDICTION_SERVICE, {"Predict": handler})]
     )
-    names = (services.PREDICTION_SERVICE, "grpc.health.v1.Health")
+    names = (rpc.PREDICTION_SERVICE, "grpc.health.v1.Health")
     reflection.enable_server_reflection(names, server, pool=new_pool([health_pb2.DESCRIPTOR]))
     port = server.add_insecure_port("localhost:0")
     server.start()
@@ -43,7 +43,7 @@ def address() -> Iterator[str]:
 
 
 def test_a_call_carries_tensors_both_ways(address: str) -> None:
-    method = services.methods(services.PREDICTION_SERVICE)["Predict"]
+    method = rpc.methods(rpc.PREDICTION_SERVICE)["Predict"]
     request = tf_serving.PredictRequest()
     request.inputs["x"].CopyFrom(tensors.to_message(torch.arange(6.0).reshape(2, 3)))
     with grpc.insecure_channel(address) as channel:
@@ -57,7 +57,7 @@ def test_a_call_carries_tensors_both_ways(address: str) -> None:
 @pytest.mark.parametrize(
     ("symbol", "file"),
     [
-        (services.PREDICTION_SERVICE, "tf_serving.proto"),
+        (rpc.PREDICTION_SERVICE, "tf_serving.proto"),
         ("tensorflow.TensorProto", "tensor.proto"),
         ("grpc.health.v1.Health", "grpc_health/v1/health.proto"),
     ],

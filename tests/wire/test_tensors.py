@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hedgerow.core.errors import DtypeError, InputError
-from hedgerow.wire import dtypes, sizes, tensors
+from hedgerow.wire import buffers, dtypes, tensors
 from hedgerow.wire.codec import from_bytes, to_bytes
 from hedgerow.wire.dtypes import ELEMENTS, ElementType
 from hedgerow.wire.messages import tensor
@@ -216,7 +216,7 @@ def test_a_claim_of_much_memory_is_refused_before_it_is_taken(claim: Any) -> Non
 
 
 def test_what_is_left_out_may_be_as_much_as_the_bound() -> None:
-    most = sizes.MAX_REPEATED_BYTES // 8
+    most = buffers.MAX_REPEATED_BYTES // 8
     assert tensors.to_torch(message(9, [most], int64_val=[3])).sum() == 3 * most
     with pytest.raises(InputError, match="at most 67108864 are filled in"):
         tensors.to_torch(message(9, [most + 2], int64_val=[3]))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ...core import checks
 from ...core.errors import ConfigError
-from ...routing.dist_types import check_dist_type
-from .variant import variants
+from ...routing.router import check_dist_type
+from .options import variants
 
 if TYPE_CHECKING:
     from .key_stats import KeyStats

@@ -1,18 +1,93 @@
-"""Bytes that a table takes on one rank, of either memory, kept in one way or another."""
+"""The bytes that tables, steps and the dense part of a model take in each memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ...core import checks
+from ...core.errors import ConfigError
+from ...core.units import format_bytes
+from ..problem.options import Mode, Variant
 from ..problem.table_spec import TableSpec
-from ..problem.topology import Topology
-from ..problem.variant import Mode, Variant
-from .layout import Layout, ceil
-from .row_bytes import row_bytes
-from .step_load import StepLoad
+from ..problem.topology import Reserve, Topology
+from .layout import Layout, ceil, row_bytes
+
+ID_BYTES = 8
+PIPELINES = ("none", "sparse_dist", "prefetch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoad:
+    """A rank's batch. `output_bytes` is of a value that leaves the table.
+
+    `pipeline` says how many batches are under way: "none", "sparse_dist" (ids of two) or "prefetch"
+    (ids of three, and `prefetch_bytes` of rows fetched ahead in so many `passes`).
+    `output_at_peak`: outputs are there when memory is fullest. Inference needs no room that stays.
+
+    >>> load = StepLoad(batch=4096)
+    >>> load.buffers(TableSpec(name="user", rows=100, dim=32), world=8)
+    4227072
+    """
+
+    batch: int = 0
+    output_bytes: int = 4
+    inference: bool = False
+    pipeline: str = "none"
+    prefetch_bytes: int = 0
+    passes: int = 1
+    output_at_peak: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 0), ("output_bytes", 1), ("prefetch_bytes", 0)):
+            checks.whole("StepLoad", name, getattr(self, name), least=least)
+        checks.whole("StepLoad", "passes", self.passes, least=1)
+        checks.choice("StepLoad", "pipeline", self.pipeline, PIPELINES)
+        checks.switch("StepLoad", "inference", self.inference)
+        checks.switch("StepLoad", "output_at_peak", self.output_at_peak)
+
+    def ids(self, spec: TableSpec) -> Fraction:
+        """Ids that a rank reads from the table: as many as it sends, on average."""
+        return sum((exact(f.ids_per_sample) * self.batch for f in spec.features), Fraction(0))
+
+    def output_values(self, spec: TableSpec, world: int) -> Fraction:
+        """Values that a rank's shard gives out: to all ranks."""
+        rows = Fraction(0)
+        for feature in spec.features:
+            if feature.pooled:
+                rows += self.batch
+            else:
+                rows += exact(feature.ids_per_sample) * self.batch / world
+        return rows * world * spec.dim
+
+    def row_values(self, spec: TableSpec, world: int) -> Fraction:
+        """Values that a rank holds where rows travel: those it gives, and those it is given."""
+        return self.ids(spec) * spec.dim * min(world, 2)
+
+    def buffers(self, spec: TableSpec, world: int, *, rows_travel: bool = False) -> int:
+        """Bytes for ids and vectors of the steps that are under way.
+
+        With `rows_travel` owners send rows, and whoever asked pools them; otherwise owners pool
+        what they have for the samples of all ranks, and that travels.
+        """
+        if self.inference:
+            return 0
+        ids = ceil(self.ids(spec) * ID_BYTES)
+        values = self.row_values if rows_travel else self.output_values
+        output = ceil(values(spec, world) * self.output_bytes)
+        if self.pipeline == "none":
+            return ids + output
+        kept = output if self.output_at_peak else 0
+        if self.pipeline == "sparse_dist":
+            return 2 * ids + kept
+        return 3 * ids + int((1 + Fraction(6, self.passes)) * self.prefetch_bytes) + kept
+
+
+def exact(value: float) -> Fraction:
+    """The number as people write it: 0.1 is a tenth."""
+    return Fraction(str(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,3 +270,67 @@ def _counter_bytes(spec: TableSpec, world: int, layout: Layout) -> int:
     if layout.spread == 0:  # as published: rounded down
         return layout.counter.metadata(spec.counter_rows // world)
     return layout.counter.metadata(_spread(spec.counter_rows, spec, world, layout))
+
+
+# Parameters, about twice as much optimizer state, and three times in buckets of gradients.
+_DENSE_COPIES = 6
+_INPUT_COPIES = 20  # two batches under way, ten copies of each
+
+
+def dense_size(parameter_bytes: int, buffer_bytes: int = 0, *, inference: bool = False) -> int:
+    """Bytes of what is not in tables, while it is trained.
+
+    >>> dense_size(100, 7), dense_size(100, 7, inference=True)
+    (607, 107)
+    """
+    checks.whole("dense_size", "parameter_bytes", parameter_bytes)
+    checks.whole("dense_size", "buffer_bytes", buffer_bytes)
+    return parameter_bytes * (1 if inference else _DENSE_COPIES) + buffer_bytes
+
+
+def input_size(ids_per_sample: Iterable[float], batch: int, *, inference: bool = False) -> int:
+    """Bytes of the id features of the batches that are under way.
+
+    >>> input_size([1, 2.5], 100)
+    56000
+    """
+    checks.whole("input_size", "batch", batch)
+    ids = sum((exact(count) * batch for count in ids_per_sample), Fraction(0))
+    return ceil(ids * ID_BYTES) * (1 if inference else _INPUT_COPIES)
+
+
+def reserve_for(
+    topology: Topology,
+    *,
+    dense_bytes: int = 0,
+    ids_per_sample: Iterable[float] = (),
+    batch: int = 0,
+    inference: bool = False,
+    hbm_fraction: float = 0.15,
+    ddr_fraction: float = 0.10,
+) -> Reserve:
+    """The reserve of a job: shares of both memories, its dense part and its batches.
+
+    The latter two lie on the card, or on a machine without cards once for each of its ranks.
+
+    >>> one = Topology(world=1, hbm_per_device=1000, ddr_per_machine=1000)
+    >>> reserve_for(one, dense_bytes=100, ids_per_sample=[1], batch=2).of(one).budget().hbm
+    430
+    """
+    inputs = input_size(ids_per_sample, batch, inference=inference)
+    taken = dense_bytes + inputs
+    if topology.device == "cpu":
+        ranks = max(machine.ranks for machine in topology.machines)
+        return Reserve(
+            hbm_fraction=hbm_fraction, ddr_fraction=ddr_fraction, ddr_bytes=ranks * taken
+        )
+    reserve = Reserve(hbm_fraction=hbm_fraction, hbm_bytes=taken, ddr_fraction=ddr_fraction)
+    smallest = min(topology.hbm_by_device)
+    if int((1 - hbm_fraction) * smallest) < taken:
+        raise ConfigError(
+            f"No HBM is left for tables: the dense part takes {format_bytes(dense_bytes)}, batches "
+            f"of {batch} samples {format_bytes(inputs)} and the reserve {hbm_fraction:.0%} of a "
+            f"card of {format_bytes(smallest)}. Use a smaller batch or model, reserve less, or "
+            f"plan for larger cards."
+        )
+    return reserve

@@ -1,4 +1,4 @@
-"""Best-first branch and bound: halves the options of a split table until cores are small."""
+"""Best-first branch and bound, and the first choices that it starts from."""
 
 from __future__ import annotations
 
@@ -11,11 +11,95 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .choice_problem import LARGEST, Bools
-from .core import Answer, Core
+from .choice_problem import LARGEST, Bools, ChoiceProblem, ChosenOptions, Core, Floats, Ints
 from .halves import cheapest
 from .relax import Relaxation, relax
-from .start import start
+
+_MOVES = 200  # of one table each; tens suffice, and another start is worth more
+
+
+def start(problem: ChoiceProblem, relaxation: Relaxation) -> Ints | None:
+    """The best choice found that fits, or None; never slow, never sure."""
+    starts = (relaxation.rounded, *relaxation.choices)
+    found = [_polished(problem, relaxation.regret, choice) for choice in starts]
+    fitting = [choice for choice in found if choice is not None]
+    return min(fitting, key=lambda choice: problem.totals(choice), default=None)
+
+
+def _polished(problem: ChoiceProblem, regret: Floats, choice: Ints) -> Ints | None:
+    moves = _Moves(problem, choice)
+    for _ in range(_MOVES):
+        if moves.over == 0:
+            break
+        if not moves.repair(regret):
+            return None
+    for _ in range(_MOVES):
+        if moves.over > 0 or not moves.improve():
+            break
+    return moves.choice if moves.over == 0 else None
+
+
+class _Moves:
+    """One choice, and what moving a table to another option would change; single-owner."""
+
+    def __init__(self, problem: ChoiceProblem, choice: Ints) -> None:
+        self._problem, self.choice = problem, choice.copy()
+        self._rows = np.arange(problem.tables)
+        self._units = max(1, problem.hbm_limit), max(1, problem.ddr_limit)
+        self._count()
+
+    def _count(self) -> None:
+        _, self._hbm, self._ddr = self._problem.totals(self.choice)
+
+    @property
+    def over(self) -> float:
+        """How far both budgets are exceeded, in shares of them; 0 if neither is."""
+        return float(self._excess(np.int64(self._hbm), np.int64(self._ddr)))
+
+    def _excess(self, hbm: Ints | np.int64, ddr: Ints | np.int64) -> Floats:
+        problem = self._problem
+        return (
+            np.maximum(0, hbm - problem.hbm_limit) / self._units[0]
+            + np.maximum(0, ddr - problem.ddr_limit) / self._units[1]
+        )
+
+    def _changed(self, part: Ints) -> Ints:
+        return part - part[self._rows, self.choice][:, None]
+
+    def repair(self, regret: Floats) -> bool:
+        """The move that lessens the excess most for its regret; False if none lessens it."""
+        problem = self._problem
+        hbm = self._hbm + self._changed(problem.hbm)
+        ddr = self._ddr + self._changed(problem.ddr)
+        gain = np.where(problem.there, self.over - self._excess(hbm, ddr), 0.0)
+        if gain.max() <= 0:
+            return False
+        price = np.maximum(0, regret - regret[self._rows, self.choice][:, None])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = np.where(gain > 0, price / gain, np.inf)
+        ties = rate == rate.min()
+        self._take(int(np.where(ties, gain, 0).argmax()))
+        return True
+
+    def improve(self) -> bool:
+        """The move that saves most and still fits; False if none saves."""
+        problem = self._problem
+        saved = -self._changed(problem.cost)
+        fits = (self._hbm + self._changed(problem.hbm) <= problem.hbm_limit) & (
+            self._ddr + self._changed(problem.ddr) <= problem.ddr_limit
+        )
+        saved = np.where(fits & problem.there, saved, 0)
+        place = int(saved.argmax())
+        if saved.flat[place] <= 0:
+            return False
+        self._take(place)
+        return True
+
+    def _take(self, place: int) -> None:
+        table, option = divmod(place, self._problem.cost.shape[1])
+        self.choice[table] = option
+        self._count()
+
 
 _OPTIONS = (24, 72)  # cheap options beside the cheapest that a search of halves is tried with
 _OPTIONS_TO_COMPARE = 20_000  # beyond this even equal tables are too many
@@ -26,14 +110,14 @@ _ROOM = 100_000  # choices of a half: some tens of MB
 class Searched:
     """The best answer so far, and a cost that no answer undercuts; equal when it is proven."""
 
-    answer: Answer | None
+    answer: ChosenOptions | None
     least_cost: float  # infinite if there is no answer at all
     proven: bool
 
 
 def branch(
     core: Core,
-    answer: Answer | None,
+    answer: ChosenOptions | None,
     deadline: float = math.inf,
     visits: float = math.inf,
     within: int | None = None,
@@ -65,7 +149,7 @@ def branch(
     return Searched(best, np.inf if best is None else best.cost, True)
 
 
-def _visit(node: Core, limit: int, late: bool) -> tuple[Answer | None, list[Core], float]:
+def _visit(node: Core, limit: int, late: bool) -> tuple[ChosenOptions | None, list[Core], float]:
     """An answer of the node, its children, and their bound; without children it is settled.
 
     When it is late, only what is quick is done.
@@ -146,3 +230,56 @@ def _children(node: Core, relaxation: Relaxation, kept: Bools) -> Iterator[Core]
         left[table] &= half
         if left[table].any():
             yield node.narrowed(left)
+
+
+_ROUNDS = 30
+_CHOICES = 2e9  # of the tables chosen anew: halves of some ten thousand
+_ROOM_OF_NEAREST = 100_000
+
+
+def nearest(core: Core, limit: int | None = None) -> ChosenOptions | None:
+    """An answer at the bound if one is found, else a near one; with a limit, any that keeps it.
+
+    Where the one memory is had for the other at the same price everywhere, every option is as good
+    as another, and a search by bounds goes on for ever: sums that fill the budget to the byte are
+    many, and found by trying. Nothing is left to chance: the same core gives the same answer.
+    """
+    if not len(core.tables):
+        return None if core.over() else core.answer(np.zeros(0, np.int64))
+    relaxation = relax(core.problem)
+    found = None if relaxation is None else start(core.problem, relaxation)
+    if relaxation is None or found is None:
+        return None
+    answer, enough = core.answer(found), relaxation.least_cost + core.cost
+    if limit is not None:
+        if enough > limit:
+            return None
+        enough = limit
+    random = np.random.default_rng(0)
+    for _ in range(_ROUNDS):
+        if answer.cost <= enough:
+            break
+        answer = min(answer, _anew(core, relaxation, answer, random.permutation(len(core.tables))))
+    return answer
+
+
+def _anew(core: Core, relaxation: Relaxation, answer: ChosenOptions, order: Ints) -> ChosenOptions:
+    """The best with only so many tables open, in that order, as halves can hold."""
+    problem = core.problem
+    within = problem.there & (relaxation.regret <= relaxation.beyond(answer.cost - core.cost))
+    sizes = np.cumsum(np.log(np.maximum(1, within[order].sum(axis=1))))
+    tables = order[sizes <= np.log(_CHOICES)]
+    kept = problem.there & (problem.order == np.array(answer.options)[core.tables][:, None])
+    kept[tables] |= within[tables]
+    part = core.narrowed(kept)
+    bound = relax(part.problem) if len(part.tables) else None
+    if bound is None:
+        return answer
+    least = bound.least_cost + part.cost
+    upto = answer.cost - 1
+    while upto >= least:
+        exact, complete = cheapest(part, bound, upto, _ROOM_OF_NEAREST)
+        if complete:
+            return answer if exact is None else exact
+        upto = least + (upto - least) // 8 if upto > least else least - 1
+    return answer

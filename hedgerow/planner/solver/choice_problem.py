@@ -1,16 +1,15 @@
-"""The choice as arrays: of each table one option, at least cost, within two budgets; all whole."""
+"""The choice of one option per table as arrays, and reductions that keep its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import InputError
-from ..problem.option import TableOptions
-from ..problem.solution import PlanError
+from ..problem.options import PlanError, TableOptions
 from ..problem.topology import Budget
 
 NS_PER_MS = 1e6
@@ -118,3 +117,139 @@ def _check_sums(parts: Sequence[Ints]) -> None:
             raise InputError(
                 f"The largest {what} of all tables sum to 2**62 or more; give real sizes."
             )
+
+
+_AT_ONCE = 2**22  # pairs of options compared at a time: some tens of MB
+
+
+def prune(problem: ChoiceProblem) -> ChoiceProblem | None:
+    """Without options that a sibling beats or that fit with no choice of the others.
+
+    A sibling beats an option that is nowhere less than it, and stands later where all are equal:
+    so no option of the answer under the tie rule is lost. None: some table has nothing left.
+    """
+    fitting = _fitting(problem)
+    if not fitting.any(axis=1).all():
+        return None
+    problem = problem.keep(fitting)
+    step = max(1, _AT_ONCE // problem.cost.shape[1] ** 2)
+    kept = np.empty_like(problem.there)
+    for first in range(0, problem.tables, step):
+        rows = slice(first, first + step)
+        kept[rows] = _unbeaten(
+            problem.cost[rows], problem.hbm[rows], problem.ddr[rows], problem.there[rows]
+        )
+    return problem.keep(kept)
+
+
+def _unbeaten(cost: Ints, hbm: Ints, ddr: Ints, there: Bools) -> Bools:
+    no_more = there[:, :, None] & there[:, None, :]  # [table, i, j]: i is nowhere more than j
+    less = np.zeros_like(no_more)
+    for part in (cost, hbm, ddr):
+        i, j = part[:, :, None], part[:, None, :]
+        no_more &= i <= j
+        less |= i < j
+    places = np.arange(cost.shape[1])
+    earlier = places[:, None] < places[None, :]
+    beaten = (no_more & (less | earlier)).any(axis=1)
+    return there & ~beaten
+
+
+def _fitting(problem: ChoiceProblem) -> Bools:
+    """Options that fit beside the least of every other table, in each memory for itself."""
+    fitting = problem.there.copy()
+    for part, limit in ((problem.hbm, problem.hbm_limit), (problem.ddr, problem.ddr_limit)):
+        least = least_of(problem, part)
+        room = limit - int(least.sum())
+        fitting &= part - least[:, None] <= room
+    return fitting
+
+
+def least_of(problem: ChoiceProblem, part: Ints) -> Ints:
+    """The least of each table's options."""
+    return np.where(problem.there, part, np.iinfo(np.int64).max).min(axis=1, initial=2**63 - 1)
+
+
+def reduced(problem: ChoiceProblem) -> ChoiceProblem:
+    """The same choices in the same order, with smaller numbers and the same answer.
+
+    Rows come in blocks, so sizes are multiples of some 2**10 bytes. A budget between two multiples
+    is worth the lower one; a search that does not know it looks for the bytes between in vain.
+    """
+    cost, _ = _reduced(problem, problem.cost, 0)
+    hbm, hbm_limit = _reduced(problem, problem.hbm, problem.hbm_limit)
+    ddr, ddr_limit = _reduced(problem, problem.ddr, problem.ddr_limit)
+    return replace(problem, cost=cost, hbm=hbm, ddr=ddr, hbm_limit=hbm_limit, ddr_limit=ddr_limit)
+
+
+def _reduced(problem: ChoiceProblem, part: Ints, limit: int) -> tuple[Ints, int]:
+    least = least_of(problem, part)
+    above = np.where(problem.there, part - least[:, None], 0)
+    factor = max(1, int(np.gcd.reduce(above, axis=None)))
+    return above // factor, (limit - int(least.sum())) // factor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Core:
+    """A smaller problem, which tables it is about, and what the others took already.
+
+    `settled` has the place of each table's option in its own list, and -1 where it is open.
+    """
+
+    problem: ChoiceProblem
+    tables: Ints
+    settled: Ints
+    cost: int = 0
+    hbm: int = 0
+    ddr: int = 0
+
+    def narrowed(self, kept: Bools) -> Core:
+        """Only those options; a table with one of them is settled."""
+        left = self.problem.keep(kept)
+        one = ~left.there[:, 1:].any(axis=1)
+        settled = self.settled.copy()
+        settled[self.tables[one]] = left.order[one, 0]
+        cost, hbm, ddr = (int(part[one, 0].sum()) for part in (left.cost, left.hbm, left.ddr))
+        many = ~one
+        inner = ChoiceProblem(
+            left.cost[many],
+            left.hbm[many],
+            left.ddr[many],
+            left.order[many],
+            left.there[many],
+            left.hbm_limit - hbm,
+            left.ddr_limit - ddr,
+        )
+        return Core(
+            inner, self.tables[many], settled, self.cost + cost, self.hbm + hbm, self.ddr + ddr
+        )
+
+    def answer(self, choice: Ints) -> ChosenOptions:
+        """The whole choice, with one column for each open table."""
+        cost, hbm, ddr = self.problem.totals(choice)
+        options = self.settled.copy()
+        options[self.tables] = self.problem.order[np.arange(len(choice)), choice]
+        return ChosenOptions(
+            cost + self.cost, hbm + self.hbm, ddr + self.ddr, tuple(options.tolist())
+        )
+
+    def over(self) -> bool:
+        """The settled tables alone exceed a budget."""
+        return self.problem.hbm_limit < 0 or self.problem.ddr_limit < 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChosenOptions:
+    """A choice that fits; less is better, by the tie rule."""
+
+    cost: int
+    hbm: int
+    ddr: int
+    options: tuple[int, ...]
+
+
+def whole(problem: ChoiceProblem) -> Core:
+    """The problem itself as a core, tables with one option settled."""
+    tables = np.arange(problem.tables)
+    start = Core(problem, tables, np.full(problem.tables, -1, np.int64))
+    return start.narrowed(problem.there)

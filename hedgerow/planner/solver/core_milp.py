@@ -1,17 +1,40 @@
-"""HiGHS on the core, where scipy is there: for cores that our own search takes long over."""
+"""Solves what is left of a choice with HiGHS, where scipy is installed."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from .choice_problem import ChoiceProblem, Ints
-from .core import Answer, Core
+from .choice_problem import ChoiceProblem, ChosenOptions, Core, Ints
 from .relax import relax
-from .stray_output import stray_output_to_stderr
+
+
+@contextmanager
+def stray_output_to_stderr() -> Iterator[None]:
+    """While inside, standard output of this process is standard error: reports stay whole."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is no standard output to keep clean
+        yield
+        return
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # C's own buffer holds lines back where no terminal is
+        os.dup2(kept, 1)
+        os.close(kept)
+
 
 _UNIT = 2**18  # bytes: the solver's tolerance of 1e-6 is then a quarter of a byte
 _LEAST_S = 0.05  # no less time than this is worth a call
@@ -22,7 +45,7 @@ def available() -> bool:
     return find_spec("scipy") is not None
 
 
-def by_highs(core: Core, answer: Answer, deadline: float) -> tuple[Answer, float]:
+def by_highs(core: Core, answer: ChosenOptions, deadline: float) -> tuple[ChosenOptions, float]:
     """An answer no dearer than `answer`, and a cost that none undercuts.
 
     The core is narrowed to options whose regret leaves them a chance; the tie rule is not applied.

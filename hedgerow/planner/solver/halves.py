@@ -1,4 +1,4 @@
-"""Exact search of a small core: cheap choices of either half, joined where both budgets hold."""
+"""Exact search of a small problem: choices of two halves, joined where both budgets hold."""
 
 from __future__ import annotations
 
@@ -7,10 +7,63 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .choice_problem import Bools, ChoiceProblem, Floats, Ints
-from .core import Answer, Core
-from .pair_index import ENDLESS, PairIndex
+from .choice_problem import Bools, ChoiceProblem, ChosenOptions, Core, Floats, Ints
 from .relax import Relaxation
+
+ENDLESS = 2**60
+_MOST_CELLS = 2**20
+
+
+class PairIndex:
+    """Sizes of many choices. Windows are at most `widest` wide, so each meets two cells.
+
+    >>> spare = np.array([3]), np.array([9])
+    >>> index = PairIndex(np.array([1, 5, 9]), np.array([4, 4, 4]), spare)
+    >>> first, last, order = index.windows(np.array([6]), np.array([5]), spare)
+    >>> [order[a:b].tolist() for a, b in zip(first, last)]
+    [[0], [1]]
+    """
+
+    def __init__(self, hbm: Ints, ddr: Ints, widest: tuple[Ints, Ints]) -> None:
+        self._hbm_from, self._ddr_from = int(hbm.min()), int(ddr.min())
+        hbm_range = int(hbm.max()) - self._hbm_from + 1
+        self._ddr_range = int(ddr.max()) - self._ddr_from + 1
+        # The two make one number: neither may be so fine that the number overflows.
+        most = max(1, min(_MOST_CELLS, 2**61 // self._ddr_range))
+        self._cell = max(1, int(widest[0][0]) + 1, -(-hbm_range // most))
+        self._cells = -(-hbm_range // self._cell)
+        keys = self._keys((hbm - self._hbm_from) // self._cell, ddr - self._ddr_from)
+        self._order = np.argsort(keys, kind="stable")
+        self._keys_sorted = keys[self._order]
+
+    def _keys(self, cell: Ints, ddr: Ints) -> Ints:
+        return cell * self._ddr_range + ddr
+
+    def windows(self, hbm: Ints, ddr: Ints, spare: tuple[Ints, Ints]) -> tuple[Ints, Ints, Ints]:
+        """For partners of at most these sizes and at least so much less: where they lie in order.
+
+        Twice as many windows as sizes: those in the lower cells, then those in the upper ones.
+        Partners of neighbouring sizes are among them; the caller checks both budgets.
+        """
+        low = (hbm - spare[0] - self._hbm_from) // self._cell
+        high = (hbm - self._hbm_from) // self._cell
+        least = np.maximum(0, ddr - spare[1] - self._ddr_from)
+        most = np.minimum(self._ddr_range - 1, ddr - self._ddr_from)
+        low, high = np.maximum(low, 0), np.minimum(high, self._cells - 1)
+        bounds = [
+            self._within(low, least, most, low <= high),
+            self._within(high, least, most, low < high),
+        ]
+        first, last = (np.concatenate(part) for part in zip(*bounds, strict=True))
+        return first, last, self._order
+
+    def _within(self, cell: Ints, least: Ints, most: Ints, there: Bools) -> tuple[Ints, Ints]:
+        good = there & (least <= most)
+        cell, least, most = (np.where(good, part, 0) for part in (cell, least, most))
+        first = np.searchsorted(self._keys_sorted, self._keys(cell, least), side="left")
+        last = np.searchsorted(self._keys_sorted, self._keys(cell, most), side="right")
+        return first, np.where(good, last, first)
+
 
 _MIX = np.array([0x2545F4914F6CDD1D, 0x1B873593CC9E2D51, 0x5851F42D4C957F2D], np.int64)  # odd
 _PAIRS_AT_ONCE, _PAIRS = 2**20, 2**23  # some tens of MB, and some seconds
@@ -38,7 +91,7 @@ class Half:
 
 def cheapest(
     core: Core, relaxation: Relaxation, limit: int, room: int
-) -> tuple[Answer | None, bool]:
+) -> tuple[ChosenOptions | None, bool]:
     """The best of all choices that cost at most `limit`, or None if there is none; and whether
     the search was complete: halves of more than `room` choices are given up.
 
@@ -111,7 +164,7 @@ def _first_of_equals(cost: Ints, hbm: Ints, ddr: Ints) -> Ints | None:
     return np.sort(order[new])
 
 
-def _joined(task: _Task, left: Half, right: Half) -> tuple[Answer | None, bool]:
+def _joined(task: _Task, left: Half, right: Half) -> tuple[ChosenOptions | None, bool]:
     """The best pair; a pair's memory is full up to what the margin allows to leave free."""
     index = PairIndex(right.hbm, right.ddr, task.spare(np.zeros(1)))
     first, last, order = index.windows(
@@ -121,7 +174,7 @@ def _joined(task: _Task, left: Half, right: Half) -> tuple[Answer | None, bool]:
     if counts.sum() > _PAIRS:
         return None, False
     lefts = np.tile(np.arange(len(left.cost)), 2)
-    best: Answer | None = None
+    best: ChosenOptions | None = None
     for begin, end in _batches(counts):
         sizes = counts[begin:end]
         steps = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -162,8 +215,8 @@ class _Task:
         return hbm, ddr
 
     def better(
-        self, left: Half, right: Half, lefts: Ints, rights: Ints, best: Answer | None
-    ) -> Answer | None:
+        self, left: Half, right: Half, lefts: Ints, rights: Ints, best: ChosenOptions | None
+    ) -> ChosenOptions | None:
         """The best of these pairs and of what was best so far."""
         cost = left.cost[lefts] + right.cost[rights]
         hbm = left.hbm[lefts] + right.hbm[rights]

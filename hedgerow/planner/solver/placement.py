@@ -1,4 +1,8 @@
-"""Where tables lie: on all ranks by rows, on all as copies, or whole on one; busiest rank least."""
+"""Places tables on ranks so that the busiest rank has the least to do.
+
+With a busiest rank of Z and a longest whole table of c, all ranks carry at most Z - c of tables
+that lie on all of them. Every Z for which no c leaves enough room is below the best.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,347 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ...core.errors import ConfigError
-from ..problem.solution import PlanError
-from .choice_problem import NS_PER_MS
-from .placement_bound import Aggregate, aggregate, as_one, everywhere
-from .placement_closer import closer
-from .placement_exact import ExactPlacement, Spot, placed, ways
-from .placement_pack import pack
-from .placement_problem import PlacementTable, Ranks, does_not_fit, make_ranks
+from ..problem.options import PlanError
+from .branch import branch
+from .choice_problem import NS_PER_MS, Bools, ChoiceProblem, Ints, prune, whole
+from .placement_problem import (
+    Loads,
+    PlacementTable,
+    RankLimits,
+    does_not_fit,
+    make_ranks,
+    ns,
+    shares,
+)
+from .relax import relax
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Places of options whose times sum to the least, and the busiest rank's bound from it."""
+
+    options: tuple[int, ...]
+    busiest: int
+
+
+def aggregate(
+    tables: Sequence[PlacementTable],
+    ranks: RankLimits,
+    longest: int | None,
+    deadline: float,
+    room: float = 1.0,
+) -> Aggregate | None:
+    """The bound of placements where no whole table takes more than `longest` nanoseconds.
+
+    Memory of all ranks is one, and so are pools, of which a share of `room` may be taken; None if
+    not even that fits.
+    """
+    problem = as_one(tables, ranks, longest, room)
+    if not problem.there.any(axis=1).all():
+        return None
+    left = prune(problem)
+    if left is None:
+        return None
+    found = branch(whole(left), None, deadline)
+    if found.answer is None:
+        return None
+    even = -(-int(min(found.answer.cost, np.ceil(found.least_cost))) // ranks.count)
+    alone = max(min(ns(o) for o in table.options) for table in tables)
+    return Aggregate(found.answer.options, max(even, alone))
+
+
+def as_one(
+    tables: Sequence[PlacementTable], ranks: RankLimits, longest: int | None, room: float = 1.0
+) -> ChoiceProblem:
+    """The choice with all ranks as one; options that fit on no rank are not there."""
+    width = max(len(table.options) for table in tables)
+    shape = (len(tables), width)
+    cost, hbm, ddr = (np.zeros(shape, np.int64) for _ in range(3))
+    there = np.zeros(shape, np.bool_)
+    share = (ranks.pool // np.maximum(1, ranks.per_machine)).min()
+    for row, table in enumerate(tables):
+        for column, option in enumerate(table.options):
+            times = ranks.count if option.everywhere else 1
+            cost[row, column] = ns(option) * times
+            hbm[row, column], ddr[row, column] = option.hbm * times, option.ddr * times
+            if option.everywhere:
+                fits = option.hbm <= ranks.hbm.min() and option.ddr <= share
+            else:
+                fits = option.hbm <= ranks.hbm.max() and option.ddr <= ranks.pool.max()
+                fits = fits and (longest is None or ns(option) <= longest)
+            there[row, column] = fits
+    order = np.broadcast_to(np.arange(width), shape).copy()
+    limits = int(ranks.hbm.sum()), int(ranks.pool.sum())
+    if room < 1:
+        limits = int(room * limits[0]), int(room * limits[1])
+    return ChoiceProblem(cost, hbm, ddr, order, there, *limits)
+
+
+def everywhere(tables: Sequence[PlacementTable], options: Sequence[int]) -> int:
+    """What every rank carries of tables that lie on all of them."""
+    chosen = [table.options[place] for table, place in zip(tables, options, strict=True)]
+    return sum(ns(option) for option in chosen if option.everywhere)
+
+
+_STEPS, _FINE = 120, 0.002  # sections of lengths that are told apart; of Z, how close to look
+Options = tuple[int, ...]
+
+
+def closer(
+    problem: ChoiceProblem,
+    tables: Sequence[PlacementTable],
+    ranks: RankLimits,
+    within: tuple[int, int],
+    deadline: float,
+) -> tuple[int, list[Options]]:
+    """A bound of the busiest rank between two known ones, and choices that come near it.
+
+    `problem` is of all ranks taken as one.
+    """
+    low, high = within
+    asked = _Asked(problem, tables, ranks)
+    choices: list[Options] = []
+    while high - low > _FINE * high and time.monotonic() < deadline:
+        middle = (low + high) // 2
+        found = asked.possible(middle)
+        if found:
+            high, choices = middle, [*found, *choices]
+        else:
+            low = middle + 1
+    return low, choices
+
+
+class _Asked:
+    """The problem with its host memory left out, and what lies on all ranks counted instead."""
+
+    def __init__(
+        self, problem: ChoiceProblem, tables: Sequence[PlacementTable], ranks: RankLimits
+    ) -> None:
+        self._problem, self._ranks = problem, ranks
+        self._whole = np.zeros(problem.cost.shape, np.bool_)
+        for row, table in enumerate(tables):
+            flags = [not option.everywhere for option in table.options]
+            self._whole[row, : len(flags)] = flags
+        self._each = np.where(self._whole, 0, problem.cost // ranks.count)
+
+    def possible(self, busiest: int) -> list[Options]:
+        """Choices, rounded from split ones, that may have a busiest rank like this; none: none."""
+        found, edges = [], np.linspace(busiest, 0, _STEPS + 1).astype(np.int64)
+        for longest, shortest in itertools.pairwise(edges):
+            there = self._problem.there & (~self._whole | (self._problem.cost <= longest))
+            if not there.any(axis=1).all():
+                break
+            asked = replace(
+                self._problem, ddr=self._each, there=there, ddr_limit=busiest - int(shortest)
+            )
+            relaxed = relax(asked)
+            if relaxed is not None and relaxed.least_cost <= busiest * self._ranks.count:
+                found.append(tuple(relaxed.rounded.tolist()))
+        return found
+
+
+Spot = tuple[int, int | None]  # the option's place, and its rank
+Key = tuple[int, int, int, int]  # busiest rank, sum, HBM, host memory: less is better
+
+
+class ExactPlacement:
+    """Depth first in the order of tables, options and ranks, so that the first of equals stays."""
+
+    def __init__(
+        self, tables: Sequence[PlacementTable], ranks: RankLimits, most_steps: int
+    ) -> None:
+        self._tables, self._ranks, self._steps = tables, ranks, most_steps
+        self._least = _least_after(tables, ranks)
+        self.best: tuple[Key, tuple[Spot, ...]] | None = None
+        self.complete = True
+
+    def search(self) -> None:
+        """Fills `best`; `complete` is False where there were too many ways."""
+        self._down(0, Loads.none(self._ranks), ())
+
+    def _down(self, place: int, loads: Loads, spots: tuple[Spot, ...]) -> None:
+        self._steps -= 1
+        if self._steps < 0:
+            self.complete = False
+            return
+        if place == len(self._tables):
+            key = _key(loads, 0, 0)
+            if self.best is None or key < self.best[0]:
+                self.best = (key, spots)
+            return
+        for option_place, option in enumerate(self._tables[place].options):
+            spread = (None,) if option.everywhere else range(self._ranks.count)
+            for rank in spread:
+                after = loads.plus(self._ranks, option, rank)
+                if after.fits(self._ranks) and self._may_win(after, place + 1):
+                    self._down(place + 1, after, (*spots, (option_place, rank)))
+
+    def _may_win(self, loads: Loads, place: int) -> bool:
+        if self.best is None:
+            return True
+        total, single = self._least[place]
+        return _key(loads, total, single) < self.best[0]
+
+
+def _key(loads: Loads, total: int, single: int) -> Key:
+    """What a placement comes to at least, with so much still to be placed."""
+    everything = int(loads.cost.sum()) + total
+    even = -(-everything // len(loads.cost))
+    busiest = max(int(loads.cost.max()), even, int(loads.cost.min()) + single)
+    return busiest, everything, int(loads.hbm.sum()), int(loads.ddr.sum())
+
+
+def _least_after(tables: Sequence[PlacementTable], ranks: RankLimits) -> list[tuple[int, int]]:
+    """From each table on: the least time of all ranks together, and the largest least of one."""
+    total, single, found = 0, 0, [(0, 0)]
+    for table in reversed(tables):
+        options = table.options
+        total += min(ns(o) * (ranks.count if o.everywhere else 1) for o in options)
+        single = max(single, min(ns(o) for o in options))
+        found.append((total, single))
+    return found[::-1]
+
+
+def placed(tables: Sequence[PlacementTable], ranks: RankLimits, spots: Sequence[Spot]) -> Loads:
+    """What lies where."""
+    loads = Loads.none(ranks)
+    for table, (place, rank) in zip(tables, spots, strict=True):
+        loads = loads.plus(ranks, table.options[place], rank)
+    return loads
+
+
+def ways(tables: Sequence[PlacementTable], ranks: RankLimits) -> int:
+    """How many placements there are, whether they fit or not."""
+    counts = [sum(1 if o.everywhere else ranks.count for o in t.options) for t in tables]
+    return math.prod(counts)
+
+
+_ROUNDS = 2000
+
+
+def pack(
+    tables: Sequence[PlacementTable], ranks: RankLimits, options: Sequence[int]
+) -> list[Spot] | None:
+    """A place for every table with these options, or None where one does not fit."""
+    chosen = [table.options[place] for table, place in zip(tables, options, strict=True)]
+    loads = Loads.none(ranks)
+    for option in chosen:
+        if option.everywhere:
+            loads = loads.plus(ranks, option, None)
+    if not loads.fits(ranks):
+        return None
+    single = [index for index, option in enumerate(chosen) if not option.everywhere]
+    scale = int(loads.cost.max()) + sum(ns(chosen[i]) for i in single) // ranks.count
+    size = shares(ranks, [chosen[i] for i in single], scale)
+    spots: list[Spot] = [(place, None) for place in options]
+    for index in (single[i] for i in np.argsort(-size, kind="stable")):
+        option = chosen[index]
+        fits = (loads.hbm + option.hbm <= ranks.hbm) & (
+            (loads.ddr + option.ddr <= ranks.pool)[ranks.machine]
+        )
+        if not fits.any():
+            return None
+        rank = int(np.where(fits, loads.cost, np.iinfo(np.int64).max).argmin())
+        loads = loads.plus(ranks, option, rank)
+        spots[index] = (options[index], rank)
+    return _Balance(tables, ranks, spots).spots()
+
+
+class _Balance:
+    """Moves single tables off the busiest rank while that lessens it; single-owner."""
+
+    def __init__(
+        self, tables: Sequence[PlacementTable], ranks: RankLimits, spots: list[Spot]
+    ) -> None:
+        self._ranks, self._spots = ranks, spots
+        self._single = np.array([i for i, (_, rank) in enumerate(spots) if rank is not None])
+        chosen = [tables[i].options[spots[i][0]] for i in self._single]
+        self._cost = np.array([ns(o) for o in chosen], np.int64)
+        self._hbm = np.array([o.hbm for o in chosen], np.int64)
+        self._ddr = np.array([o.ddr for o in chosen], np.int64)
+        self._rank = np.array([spots[i][1] for i in self._single], np.int64)
+        self._loads = placed(tables, ranks, spots)
+
+    def spots(self) -> list[Spot]:
+        """After as many moves and swaps as help."""
+        for _ in range(_ROUNDS if len(self._single) else 0):
+            if not (self._move() or self._swap()):
+                break
+        for index, rank in zip(self._single, self._rank, strict=True):
+            self._spots[index] = (self._spots[index][0], int(rank))
+        return self._spots
+
+    def _room(self, table: int, hbm: Ints, ddr: Ints) -> Bools:
+        """Ranks that could hold the table, with so much lying there."""
+        ranks = self._ranks
+        home = ranks.machine[self._rank[table]]
+        here = ranks.machine == home  # its own bytes are in that pool already
+        pool = ddr[ranks.machine] + np.where(here, 0, self._ddr[table])
+        return (hbm + self._hbm[table] <= ranks.hbm) & (pool <= ranks.pool[ranks.machine])
+
+    def _move(self) -> bool:
+        """One table of the busiest rank to where it makes a rank the least busy."""
+        loads, busiest = self._loads, int(self._loads.cost.argmax())
+        best: tuple[int, int, int] | None = None
+        for table in np.flatnonzero(self._rank == busiest).tolist():
+            after = loads.cost + self._cost[table]
+            good = self._room(table, loads.hbm, loads.ddr) & (after < loads.cost[busiest])
+            good[busiest] = False
+            if good.any():
+                rank = int(np.where(good, after, np.iinfo(np.int64).max).argmin())
+                left = loads.cost[busiest] - self._cost[table]
+                key = (max(int(after[rank]), int(left)), int(table), rank)
+                best = key if best is None else min(best, key)
+        if best is None:
+            return False
+        self._put(best[1], best[2])
+        return True
+
+    def _swap(self) -> bool:
+        """One table of the busiest rank for a smaller one elsewhere."""
+        loads, ranks, busiest = self._loads, self._ranks, int(self._loads.cost.argmax())
+        best: tuple[int, int, int] | None = None
+        others = np.flatnonzero(self._rank != busiest)
+        there = self._rank[others]
+        for table in np.flatnonzero(self._rank == busiest):
+            less = self._cost[table] - self._cost[others]
+            pair = np.maximum(loads.cost[busiest] - less, loads.cost[there] + less)
+            more_hbm = self._hbm[table] - self._hbm[others]
+            more_ddr = self._ddr[table] - self._ddr[others]
+            mine, theirs = ranks.machine[busiest], ranks.machine[there]
+            same = mine == theirs
+            fits = (loads.hbm[there] + more_hbm <= ranks.hbm[there]) & (
+                loads.hbm[busiest] - more_hbm <= ranks.hbm[busiest]
+            )
+            fits &= same | (
+                (loads.ddr[theirs] + more_ddr <= ranks.pool[theirs])
+                & (loads.ddr[mine] - more_ddr <= ranks.pool[mine])
+            )
+            good = fits & (less > 0) & (pair < loads.cost[busiest])
+            if good.any():
+                other = int(np.where(good, pair, np.iinfo(np.int64).max).argmin())
+                key = (int(pair[other]), int(table), int(others[other]))
+                best = key if best is None else min(best, key)
+        if best is None:
+            return False
+        rank = int(self._rank[best[2]])
+        self._put(best[2], busiest)
+        self._put(best[1], rank)
+        return True
+
+    def _put(self, table: int, rank: int) -> None:
+        loads, old = self._loads, int(self._rank[table])
+        for place, sign in ((old, -1), (rank, 1)):
+            loads.cost[place] += sign * self._cost[table]
+            loads.hbm[place] += sign * self._hbm[table]
+            loads.ddr[self._ranks.machine[place]] += sign * self._ddr[table]
+        self._rank[table] = rank
+
 
 _EXACT_WAYS, _EXACT_STEPS = 10**9, 200_000  # few enough to try, and when trying is given up
 _SLACKS = (0.0, 0.02, 0.05, 0.15, 0.4, -0.1, -0.3)  # on what a rank has left for a whole table
@@ -79,7 +414,7 @@ def place(
     return _placement(tables, ranks, spots, bound, begun)
 
 
-def _ranks(hbm: Sequence[int], pools: Sequence[int], local_world: int) -> Ranks:
+def _ranks(hbm: Sequence[int], pools: Sequence[int], local_world: int) -> RankLimits:
     if local_world < 1 or -(-len(hbm) // local_world) != len(pools) or not hbm:
         raise ConfigError(
             f"{len(hbm)} ranks, {local_world} a machine, and {len(pools)} pools of host memory; "
@@ -88,7 +423,9 @@ def _ranks(hbm: Sequence[int], pools: Sequence[int], local_world: int) -> Ranks:
     return make_ranks(hbm, pools, local_world)
 
 
-def _exact(tables: Sequence[PlacementTable], ranks: Ranks) -> tuple[list[Spot] | None, int | None]:
+def _exact(
+    tables: Sequence[PlacementTable], ranks: RankLimits
+) -> tuple[list[Spot] | None, int | None]:
     """The best placement; None where there are too many."""
     if ways(tables, ranks) > _EXACT_WAYS:
         return None, None
@@ -102,7 +439,7 @@ def _exact(tables: Sequence[PlacementTable], ranks: Ranks) -> tuple[list[Spot] |
 
 
 def _packed(
-    tables: Sequence[PlacementTable], ranks: Ranks, deadline: float
+    tables: Sequence[PlacementTable], ranks: RankLimits, deadline: float
 ) -> tuple[list[Spot], int]:
     """The best packing of several choices, and the bound."""
     first = aggregate(tables, ranks, None, deadline)
@@ -133,7 +470,7 @@ def _packed(
 
 def _try(
     tables: Sequence[PlacementTable],
-    ranks: Ranks,
+    ranks: RankLimits,
     chosen: Aggregate,
     best: tuple[int, list[Spot]] | None,
 ) -> tuple[int, list[Spot]] | None:
@@ -146,7 +483,7 @@ def _try(
 
 def _placement(
     tables: Sequence[PlacementTable],
-    ranks: Ranks,
+    ranks: RankLimits,
     spots: Sequence[Spot],
     bound: int | None,
     begun: float,
@@ -170,7 +507,7 @@ def _placement(
 
 
 def _ms_by_rank(
-    tables: Sequence[PlacementTable], ranks: Ranks, spots: Sequence[Spot]
+    tables: Sequence[PlacementTable], ranks: RankLimits, spots: Sequence[Spot]
 ) -> list[float]:
     """Sums of the options' own times."""
     chosen = [(t.options[place].ms, rank) for t, (place, rank) in zip(tables, spots, strict=True)]

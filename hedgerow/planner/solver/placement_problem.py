@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...core import checks
-from ..problem.solution import PlanError
+from ..problem.options import PlanError
 from .choice_problem import NS_PER_MS, Floats, Ints
 
 KINDS = ("row", "table", "copy")
@@ -57,7 +57,7 @@ def small_enough(table: PlacementTable, hbm: int, share: float = WHOLE_SHARE) ->
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ranks:
+class RankLimits:
     """Bytes of each rank's card, which machine it is on, and each machine's pool."""
 
     hbm: Ints
@@ -84,16 +84,16 @@ class Loads:
     ddr: Ints
 
     @staticmethod
-    def none(ranks: Ranks) -> Loads:
+    def none(ranks: RankLimits) -> Loads:
         """Nothing placed."""
         zero = np.zeros(ranks.count, np.int64)
         return Loads(zero, zero.copy(), np.zeros(len(ranks.pool), np.int64))
 
-    def fits(self, ranks: Ranks) -> bool:
+    def fits(self, ranks: RankLimits) -> bool:
         """Every card and every pool holds what lies on it."""
         return bool((self.hbm <= ranks.hbm).all() and (self.ddr <= ranks.pool).all())
 
-    def plus(self, ranks: Ranks, option: PlacementOption, rank: int | None) -> Loads:
+    def plus(self, ranks: RankLimits, option: PlacementOption, rank: int | None) -> Loads:
         """With one more table; rank None: on all of them."""
         cost, hbm, ddr = self.cost.copy(), self.hbm.copy(), self.ddr.copy()
         if rank is None:
@@ -114,10 +114,10 @@ def ns(option: PlacementOption) -> int:
 
 def make_ranks(
     hbm_by_rank: Sequence[int], ddr_by_machine: Sequence[int], local_world: int
-) -> Ranks:
+) -> RankLimits:
     """Machine m has ranks m * local_world and on."""
     machine = np.arange(len(hbm_by_rank)) // local_world
-    return Ranks(np.array(hbm_by_rank, np.int64), machine, np.array(ddr_by_machine, np.int64))
+    return RankLimits(np.array(hbm_by_rank, np.int64), machine, np.array(ddr_by_machine, np.int64))
 
 
 def does_not_fit(why: str) -> PlanError:
@@ -125,7 +125,7 @@ def does_not_fit(why: str) -> PlanError:
     return PlanError(f"No placement fits: {why}. Give more memory, or allow more ways.")
 
 
-def shares(ranks: Ranks, options: Sequence[PlacementOption], scale: int) -> Floats:
+def shares(ranks: RankLimits, options: Sequence[PlacementOption], scale: int) -> Floats:
     """The largest share of time, card or pool that each option takes of a rank."""
     time = np.array([ns(o) for o in options], np.float64) / max(1, scale)
     hbm = np.array([o.hbm for o in options], np.float64) / max(1, int(ranks.hbm.min()))

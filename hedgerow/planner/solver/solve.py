@@ -1,22 +1,135 @@
-"""The exact choice: one option a table, least time within both budgets, proven."""
+"""The exact choice: one option per table, least time within both budgets; or what is missing."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
 
-from ..problem.option import TableOptions
-from ..problem.solution import PlanError, Prices, Shortfall, Solution
+import numpy as np
+
+from ..problem.options import PlanError, Prices, Shortfall, Solution, TableOptions
 from ..problem.topology import Budget
-from .branch import Searched, branch
-from .choice_problem import NS_PER_MS, ChoiceProblem, choice_problem
-from .core import Answer, Core, whole
+from .branch import Searched, branch, nearest
+from .choice_problem import (
+    NS_PER_MS,
+    ChoiceProblem,
+    ChosenOptions,
+    Core,
+    Ints,
+    choice_problem,
+    least_of,
+    prune,
+    reduced,
+    whole,
+)
 from .core_milp import available, by_highs
-from .feasible import feasible
-from .prune import prune
 from .relax import relax
-from .shortfall import never_fit, shortfalls
+
+_SECONDS = 2.0  # a question takes milliseconds, unless the last bytes decide
+
+
+def feasible(core: Core, deadline: float = math.inf) -> ChosenOptions | None:
+    """A choice that fits, by little HBM with the host memory in its budget; None if none does.
+
+    It has one budget only, so that it is easy where the whole problem is hard. None, too, if none
+    is found by the deadline.
+    """
+    problem = core.problem
+    if core.over():
+        return None
+    left = prune(problem)
+    if left is None:
+        return None
+    left = reduced(left)
+    asked = replace(left, cost=left.hbm, hbm=left.ddr, ddr=np.zeros_like(left.ddr))
+    asked = prune(replace(asked, hbm_limit=left.ddr_limit, ddr_limit=0))
+    found = None if asked is None else _within(whole(asked), left.hbm_limit, deadline)
+    if found is None:
+        return None
+    columns = (problem.order == np.array(found.options)[:, None]) & problem.there
+    return core.answer(columns.argmax(axis=1))
+
+
+def _within(core: Core, limit: int, deadline: float) -> ChosenOptions | None:
+    """An answer that costs at most so much."""
+    found = nearest(core, limit)
+    if found is not None and found.cost <= limit:
+        return found
+    return branch(core, None, deadline, within=limit).answer
+
+
+def fits(tables: Sequence[TableOptions], budget: Budget) -> bool:
+    """Whether some choice is found to fit: what is not known after seconds is taken not to.
+
+    >>> from fractions import Fraction
+    >>> from ..problem.option import Option
+    >>> table = TableOptions("item", (Option("HBM_ONLY@1.0", 8, 0, 0.5),))
+    >>> fits([table], Budget(8, Fraction(0))), fits([table], Budget(7, Fraction(0)))
+    (True, False)
+    """
+    core = whole(choice_problem(tables, budget))
+    return feasible(core, time.monotonic() + _SECONDS) is not None
+
+
+_SHORTFALL_SECONDS = 5.0  # past this the figure is one that suffices, a few bytes above the least
+
+
+def shortfalls(problem: ChoiceProblem, budget: Budget) -> tuple[Shortfall, Shortfall]:
+    """HBM's and the host's: the least that any plan needs, alone and beside the other's budget."""
+    hbm = Shortfall(
+        "hbm",
+        Fraction(budget.hbm),
+        int(least_of(problem, problem.hbm).sum()),
+        least_with(problem, problem.hbm, problem.ddr, problem.ddr_limit),
+    )
+    ddr = Shortfall(
+        "ddr",
+        budget.ddr_per_rank,
+        int(least_of(problem, problem.ddr).sum()),
+        least_with(problem, problem.ddr, problem.hbm, problem.hbm_limit),
+    )
+    return hbm, ddr
+
+
+def least_with(problem: ChoiceProblem, wanted: Ints, other: Ints, limit: int) -> int | None:
+    """The least sum of one memory with the other within its budget; None if that cannot be."""
+    asked = replace(
+        problem, cost=wanted, hbm=other, ddr=np.zeros_like(other), hbm_limit=limit, ddr_limit=0
+    )
+    left = prune(asked)
+    if left is None:
+        return None
+    found = _least(whole(reduced(left)))
+    if found is None:
+        return None
+    columns = (problem.order == np.array(found.options)[:, None]) & problem.there
+    return int(wanted[columns].sum())
+
+
+def _least(core: Core) -> ChosenOptions | None:
+    """The answer of least cost; which of equal ones does not matter here."""
+    found = nearest(core)
+    relaxation = relax(core.problem) if len(core.tables) else None
+    least = None if relaxation is None else relaxation.least_cost + core.cost
+    if found is not None and found.cost == least:
+        return found
+    return branch(core, found, time.monotonic() + _SHORTFALL_SECONDS).answer
+
+
+def never_fit(tables: Sequence[TableOptions], budget: Budget) -> list[str]:
+    """Names of tables of which no option fits even on its own."""
+    return [
+        table.name
+        for table in tables
+        if not any(
+            option.hbm <= budget.hbm and option.ddr <= budget.ddr_per_rank
+            for option in table.options
+        )
+    ]
+
 
 _VISITS = 600  # of our own search before HiGHS is asked; most take tens
 _FIT_SECONDS = 60.0  # to settle whether anything fits: milliseconds, unless the last bytes decide
@@ -94,7 +207,7 @@ def _prices(problem: ChoiceProblem) -> Prices:
     return Prices(relaxation.hbm_price / NS_PER_MS, relaxation.ddr_price / NS_PER_MS)
 
 
-def _verify(tables: Sequence[TableOptions], budget: Budget, answer: Answer) -> None:
+def _verify(tables: Sequence[TableOptions], budget: Budget, answer: ChosenOptions) -> None:
     """Whole bytes once more, from the options themselves."""
     chosen = [t.options[place] for t, place in zip(tables, answer.options, strict=True)]
     hbm, ddr = sum(option.hbm for option in chosen), sum(option.ddr for option in chosen)

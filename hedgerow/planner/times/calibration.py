@@ -1,4 +1,4 @@
-"""A calibration: time parameters of one device, how well they fit, and what they were fitted to."""
+"""A calibration: time parameters of one device, how well they fit, and defaults of devices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,71 @@ from typing import Any
 
 from ...core import checks
 from ...core.errors import ConfigError, FileDamagedError, FileMissingError
-from ...core.whole_file import write_whole
-from .device_defaults import default_parameters
-from .time_parameters import TimeParameters
+from ...core.files import write_whole
+from ..problem.options import Mode
+from .step_time import CPU, FULL_OVERLAP, LinkCost, ModeCost, TimeParameters
+
+_OVERLAP = 8.0  # tiers were measured to overlap almost fully on an H200
+_LAUNCH_MS, _KEY_MS = 0.049, 1.16e-6  # a pair of launches and a key, row gather and write-back
+_REACHED = 0.9  # of a data sheet's bandwidth: what fused lookups and updates reach of a copy's
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    hbm_gb_s: float  # data sheet
+    host_gb_s: float  # pinned memory read in place, over its PCIe generation
+
+
+_CARDS = {
+    "B200": _Card(8000, 51),
+    "H200": _Card(4800, 51),
+    "H100": _Card(3350, 51),
+    "A100": _Card(1555, 24),
+    "L40": _Card(864, 24),
+    "A10": _Card(600, 24),
+    "V100": _Card(900, 12),
+    "L4": _Card(300, 12),
+    "T4": _Card(320, 12),
+}
+
+
+def default_parameters(device_name: str) -> tuple[TimeParameters, str]:
+    """Parameters for a device of that name, and where they come from.
+
+    >>> default_parameters("NVIDIA A100-SXM4-80GB")[1]
+    "the data sheet of an A100, with a key's cost as published for an H200"
+    """
+    if device_name.lower() == "cpu":
+        return _cpu(), "those of a 2-core x86 server, with exchanges of 1 GB/s assumed"
+    costs = {str(mode): ModeCost(_LAUNCH_MS, _KEY_MS) for mode in Mode}
+    name = next((name for name in _CARDS if name in device_name.upper()), None)
+    if name is None:
+        return (
+            TimeParameters(modes=costs, overlap=_OVERLAP),
+            "the bandwidths of the topology, with a key's cost as published for an H200",
+        )
+    card = _CARDS[name]
+    memories = {
+        "hbm": card.hbm_gb_s * 1e6 * _REACHED,
+        "host_read": card.host_gb_s * 1e6,
+        "host_write": card.host_gb_s * 1e6,
+    }
+    origin = f"the data sheet of an {name}, with a key's cost as published for an H200"
+    if name == "H200":
+        origin = "published figures of a prototype on an H200, and its data sheet"
+    return TimeParameters(modes=costs, memories=memories, overlap=_OVERLAP), origin
+
+
+def _cpu() -> TimeParameters:
+    # Steps as measured by `hedgerow calibrate`; links of a topology are those between cards.
+    exchange = LinkCost(0.3, 1e6)
+    return TimeParameters(
+        modes={CPU: ModeCost(0.04, 7e-5)},
+        memories={"ddr": 1e7},
+        links={"intra": exchange, "inter": exchange},
+        overlap=FULL_OVERLAP,
+    )
+
 
 FORMAT, VERSION = "hedgerow-calibration", 1
 KINDS = ("step", "link", "hits", "find", "lookup", "update", "copy")
@@ -21,7 +83,7 @@ _POOR_FIT = 0.20  # relative error that one point in ten may exceed before plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class PointCounts:
     """What was counted beside a time.
 
     `moved_rows` came to a hybrid's fast tier in each step; None is not counted. `spread` is how
@@ -65,7 +127,7 @@ class Point:
     tables: int = 1
     ids: int = 0
     fast_rows: int = 0  # places of each table's fast tier; 0 if there is none, or unknown
-    seen: Seen = field(default_factory=Seen)
+    seen: PointCounts = field(default_factory=PointCounts)
 
     def __post_init__(self) -> None:
         checks.choice("Point", "kind", self.kind, KINDS)
@@ -261,7 +323,7 @@ def _point(values: Mapping[str, Any]) -> Point:
         seen["promoted"] = (1 - known["host_share"] - factor) / (hottest - factor)
     if "promoted" in known:
         seen["promoted"] = known.pop("promoted")
-    return Point(**{**known, "seen": Seen(**seen)})
+    return Point(**{**known, "seen": PointCounts(**seen)})
 
 
 def _residuals(values: Mapping[str, Any]) -> Residuals:

@@ -9,16 +9,12 @@ from functools import lru_cache
 
 from ...core import checks
 from ..problem.key_stats import KeyStats
+from ..problem.options import Mode, Variant
 from ..problem.table_spec import STATE_PER_VALUE, TableSpec
 from ..problem.topology import Topology
-from ..problem.variant import Mode, Variant
 from .calibration import Calibration
-from .few_ids import host_ids
-from .hit_rate import Touched, touched
-from .key_model import EXPONENT, from_stats, zipf
-from .row_moves import NO_MOVES, row_moves
-from .step_time import Speeds, Step, step_ms
-from .time_parameters import CPU
+from .key_model import EXPONENT, DistinctKeys, from_stats, touched, zipf
+from .step_time import CPU, NO_MOVES, Speeds, Step, host_ids, row_moves, step_ms
 
 _KEY_BYTES = 8
 _KEPT = 8192  # tables whose sums are kept between the variants of each
@@ -117,7 +113,7 @@ def row_bytes(spec: TableSpec) -> float:
     return spec.dim * spec.element_bytes * (1 + state)
 
 
-def _step(spec: TableSpec, topology: Topology, batch: int, exponent: float) -> Touched | None:
+def _step(spec: TableSpec, topology: Topology, batch: int, exponent: float) -> DistinctKeys | None:
     """What a step of all ranks touches of the whole table. Owners have equal parts of it."""
     ids = _ids(spec, batch) * topology.world
     return _sums(spec.stats, spec.rows, exponent, ids) if ids > 0 else None
@@ -135,7 +131,7 @@ def _ids(spec: TableSpec, batch: int) -> float:
 
 
 @lru_cache(maxsize=_KEPT)
-def _sums(stats: KeyStats | None, rows: int, exponent: float, ids: float) -> Touched:
+def _sums(stats: KeyStats | None, rows: int, exponent: float, ids: float) -> DistinctKeys:
     return touched(zipf(rows, exponent) if stats is None else from_stats(stats, rows), ids)
 
 
@@ -145,7 +141,11 @@ def _share(load_factor: str) -> float:
 
 
 def _hit_rate(
-    spec: TableSpec, variant: Variant, topology: Topology, step: Touched, promotion: float | None
+    spec: TableSpec,
+    variant: Variant,
+    topology: Topology,
+    step: DistinctKeys,
+    promotion: float | None,
 ) -> float:
     if variant.mode == Mode.HBM_ONLY:
         return 1.0

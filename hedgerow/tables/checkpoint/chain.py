@@ -1,27 +1,38 @@
-"""A base and its increments as one: which row of which file is the newest of its id."""
+"""A base and its increments read as one: the newest row of each id, and statistics."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from ...core import checks
 from ...core.errors import CheckpointError, CheckpointMissingError
+from ...core.files import local_path
 from ...core.ids import distinct_ids
-from ...core.local_path import local_path
 from ...routing.router import Router
 from .files import check_file, read_plain
-from .manifest import DENSE, MANIFEST, FileEntry, Manifest, TableEntry
+from .manifest import (
+    DENSE,
+    ID,
+    MANIFEST,
+    ORDER,
+    ROW,
+    TIME,
+    CheckpointManifest,
+    FileEntry,
+    SavedTableEntry,
+)
 from .manifest_reader import has_manifest, read_manifest
-from .meter import Meter
-from .shard_file import Rows, read_shard
-from .workers import Workers
+from .shard_file import SavedRows, read_shard
+from .workers import Meter, Workers
 from .writer import THREADS
 
 _NUMBER = re.compile(r"\d{8}\Z", re.ASCII)
@@ -31,29 +42,29 @@ INCREMENTS = re.compile(r"increments-[0-9a-f]{12}")
 """Names of folders of increments."""
 
 
-def increments_folder(folder: Path, base: Manifest) -> Path:
+def increments_folder(folder: Path, base: CheckpointManifest) -> Path:
     """Where the increments of this very base lie: those of a replaced one are never mixed in."""
     return folder / f"increments-{base.checksum[:12]}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class ChainFile:
     """One file of rows, and the ids that later increments changed or deleted."""
 
     path: Path
-    table: TableEntry
+    table: SavedTableEntry
     file: FileEntry
     router: Router | None  # None where the manifest lacks what the rule needs
     later: np.ndarray  # sorted
 
-    def rows(self) -> Iterator[Rows]:
+    def rows(self) -> Iterator[SavedRows]:
         """The rows that are still the newest of their ids."""
         columns = self.table.columns(self.file.content)
         for rows in read_shard(self.path, columns, self.file.rows):
             self._check_owners(rows)
             yield rows.take(~_among(rows.ids, self.later)) if len(self.later) else rows
 
-    def _check_owners(self, rows: Rows) -> None:
+    def _check_owners(self, rows: SavedRows) -> None:
         if self.router is None or self.router.shards == 1:  # all rows belong to the only one
             return
         strays = self.router.owners(torch.from_numpy(rows.ids)).numpy() != self.file.shard
@@ -69,8 +80,8 @@ class Chain:
     """The manifests of a checkpoint folder, proved to follow one another."""
 
     folder: Path
-    base: Manifest
-    increments: tuple[Manifest, ...]
+    base: CheckpointManifest
+    increments: tuple[CheckpointManifest, ...]
     old_names: Mapping[str, str] = field(default_factory=dict)  # of tables renamed by `as_live`
 
     @staticmethod
@@ -111,25 +122,25 @@ class Chain:
         return Chain(self.folder, base, tuple(later), {new: old for old, new in renames.items()})
 
     @property
-    def last(self) -> Manifest:
+    def last(self) -> CheckpointManifest:
         """The newest manifest."""
         return self.increments[-1] if self.increments else self.base
 
     @property
-    def manifests(self) -> tuple[Manifest, ...]:
+    def manifests(self) -> tuple[CheckpointManifest, ...]:
         """Base first."""
         return (self.base, *self.increments)
 
-    def folder_of(self, manifest: Manifest) -> Path:
+    def folder_of(self, manifest: CheckpointManifest) -> Path:
         """Where the files of a manifest lie."""
         if manifest.kind == "base":
             return self.folder
         return increments_folder(self.folder, self.base) / f"{manifest.number:08d}"
 
     @cached_property
-    def tables(self) -> dict[str, TableEntry]:
+    def tables(self) -> dict[str, SavedTableEntry]:
         """Every table, as its newest manifest has it; `rows` is that of that manifest alone."""
-        found: dict[str, TableEntry] = {}
+        found: dict[str, SavedTableEntry] = {}
         for manifest in self.manifests:
             for name, entry in manifest.tables.items():
                 if name in found and found[name].schema != entry.schema:
@@ -157,10 +168,10 @@ class Chain:
             for _ in pool.map(prove, files[share[0] :: share[1]]):
                 continue
 
-    def parts(self, table: str) -> list[Part]:
+    def parts(self, table: str) -> list[ChainFile]:
         """The files of a table's rows. Call `verify` first."""
         later = np.empty(0, np.int64)
-        parts: list[Part] = []
+        parts: list[ChainFile] = []
         for manifest in reversed(self.manifests):
             if table not in manifest.tables:
                 continue
@@ -168,12 +179,12 @@ class Chain:
             for file in manifest.files:
                 if file.table == table and file.content == "rows":
                     router = manifest.router_of(table)
-                    parts.append(Part(folder / file.file, entry, file, router, later))
+                    parts.append(ChainFile(folder / file.file, entry, file, router, later))
             if manifest.kind == "increment":
                 later = distinct_ids(np.concatenate([later, self._changed(manifest, table)]))
         return parts
 
-    def rows(self, table: str) -> Iterator[Rows]:
+    def rows(self, table: str) -> Iterator[SavedRows]:
         """All rows of a table, each id once."""
         for part in self.parts(table):
             yield from part.rows()
@@ -187,7 +198,7 @@ class Chain:
                     found[blob.name] = read_plain(self.folder_of(manifest) / blob.file)
         return found
 
-    def _changed(self, manifest: Manifest, table: str) -> np.ndarray:
+    def _changed(self, manifest: CheckpointManifest, table: str) -> np.ndarray:
         """The ids an increment speaks of: each at most once."""
         folder, ids = self.folder_of(manifest), [np.empty(0, np.int64)]
         for file in manifest.files:
@@ -203,7 +214,7 @@ class Chain:
         return unique
 
 
-def _renamed(manifest: Manifest, names: Mapping[str, str]) -> Manifest:
+def _renamed(manifest: CheckpointManifest, names: Mapping[str, str]) -> CheckpointManifest:
     tables = {names.get(name, name): entry for name, entry in manifest.tables.items()}
     files = tuple(replace(file, table=names.get(file.table, file.table)) for file in manifest.files)
     return replace(manifest, tables=tables, files=files)
@@ -214,7 +225,7 @@ def _among(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
     return known[places] == ids
 
 
-def _read_increments(folder: Path, base: Manifest) -> tuple[Manifest, ...]:
+def _read_increments(folder: Path, base: CheckpointManifest) -> tuple[CheckpointManifest, ...]:
     """The increments of `base`; an unfinished one at the end is the save that was stopped."""
     if not folder.is_dir():
         return ()
@@ -224,7 +235,7 @@ def _read_increments(folder: Path, base: Manifest) -> tuple[Manifest, ...]:
             raise CheckpointError(f"{path} is no folder; an increment is one, and no link.")
     while named and not has_manifest(named[-1]):
         named.pop()
-    found: list[Manifest] = []
+    found: list[CheckpointManifest] = []
     parent = base
     for number, path in enumerate(named, start=1):
         if int(path.name) != number:
@@ -247,3 +258,90 @@ def _read_increments(folder: Path, base: Manifest) -> tuple[Manifest, ...]:
         found.append(manifest)
         parent = manifest
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRow:
+    """One row as the files have it."""
+
+    id: int
+    shard: int
+    ts: int
+    columns: dict[str, Any]  # row and states: numbers or lists of them
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return {"id": self.id, "shard": self.shard, "ts": self.ts, "columns": self.columns}
+
+
+def find_row(chain: Chain, table: str, key: int) -> FoundRow | None:
+    """The row of `key`, or None. Call `chain.verify` first."""
+    for part in chain.parts(table):
+        if part.router is not None:
+            (owner,) = part.router.owners(torch.tensor([key])).tolist()
+            if owner != part.file.shard:
+                continue
+        for rows in part.rows():
+            (places,) = np.nonzero(rows.ids == key)
+            if len(places):
+                row = {name: column[places[0]] for name, column in rows.columns.items()}
+                values = {n: v.tolist() for n, v in row.items() if n not in (ID, TIME, ORDER)}
+                return FoundRow(key, part.file.shard, int(row[TIME]), values)
+    return None
+
+
+def newest(folder: str | PathLike[str]) -> Path:
+    """The folder below `folder` whose complete checkpoint has the highest step.
+
+    Saves that were stopped have no manifest and do not count; a damaged manifest is an error.
+
+    >>> import tempfile, hedgerow as hr
+    >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = hr.save_tables([table], folder + "/step-9", step=9)
+    ...     _ = hr.save_tables([table], folder + "/step-10", step=10)
+    ...     newest(folder).name
+    'step-10'
+    """
+    try:
+        found = [path for path in local_path(folder).iterdir() if (path / MANIFEST).is_file()]
+    except OSError as error:
+        raise CheckpointMissingError(f"cannot look into {folder}: {error.strerror}.") from error
+    if not found:
+        raise CheckpointMissingError(f"{folder} has no folder with a complete checkpoint.")
+    return max(found, key=lambda path: (Chain.read(path).last.step, path.name))
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatistics:
+    """Of one table: rows, mean length of a row, rows of zeros, first and last time of an update."""
+
+    rows: int
+    mean_length: float
+    zero_rows: int
+    oldest_ts: int | None
+    newest_ts: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return asdict(self)
+
+
+def statistics(
+    chain: Chain, table: str, tell: Callable[[int], None] = lambda rows: None
+) -> TableStatistics:
+    """Reads all rows of a verified chain; `tell` hears how many so far."""
+    rows, length, zeros = 0, 0.0, 0
+    times: list[int] = []
+    for part in chain.rows(table):
+        if not len(part):
+            continue
+        lengths = np.linalg.norm(part.columns[ROW].astype(np.float64), axis=1)
+        rows += len(part)
+        length += float(lengths.sum())
+        zeros += int((lengths == 0).sum())
+        ts = part.columns[TIME]
+        times = [min([*times[:1], int(ts.min())]), max([*times[1:], int(ts.max())])]
+        tell(rows)
+    oldest, newest = times if times else (None, None)
+    return TableStatistics(rows, length / rows if rows else 0.0, zeros, oldest, newest)

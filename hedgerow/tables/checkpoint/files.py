@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside, flushed to the disk, then renamed."""
+"""Checkpoint files: written under a temporary name, hashed, flushed, then renamed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,73 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
 from ...core.errors import CheckpointError, SaveError
 from ...core.units import format_bytes
-from .sha256 import Sha256Behind, sha256_of
 from .workers import in_background
+
+_TASK_BYTES = 2**20  # takes much longer to hash than a thread to start
+_TASKS = 8  # that may wait: what is not hashed yet stays in memory
+
+
+def sha256_of(pieces: Iterable[bytes]) -> str:
+    """The checksum of pieces, one after the other.
+
+    >>> sha256_of([b"a", b"b"]) == hashlib.sha256(b"ab").hexdigest()
+    True
+    """
+    checksum = hashlib.sha256()
+    for piece in pieces:
+        checksum.update(piece)
+    return checksum.hexdigest()
+
+
+class BackgroundSha256:
+    """SHA-256 of pieces in their order, a bounded way behind whoever adds them. Single-owner.
+
+    >>> checksum = BackgroundSha256()
+    >>> checksum.update(memoryview(b"ab"))
+    >>> checksum.hexdigest() == hashlib.sha256(b"ab").hexdigest()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self._pieces: list[memoryview] = []
+        self._bytes = 0
+        self._tasks: deque[Future[None]] = deque()
+
+    def update(self, piece: memoryview) -> None:
+        """Adds a piece, which must not change any more."""
+        self._pieces.append(piece)
+        self._bytes += len(piece)
+        if self._bytes >= _TASK_BYTES:
+            self._start()
+        if len(self._tasks) > _TASKS:
+            self._tasks.popleft().result()
+
+    def hexdigest(self) -> str:
+        """The checksum of all pieces."""
+        self._start()
+        self._tasks.pop().result()
+        return self._sha256.hexdigest()
+
+    def _start(self) -> None:
+        before = self._tasks[-1] if self._tasks else None
+        pieces, self._pieces, self._bytes = self._pieces, [], 0
+        self._tasks.append(in_background(self._hash, before, pieces))
+
+    def _hash(self, before: Future[None] | None, pieces: list[memoryview]) -> None:
+        if before is not None:
+            before.result()
+        for piece in pieces:
+            self._sha256.update(piece)
+
 
 PART = ".part"  # the end of the name of a file that is still being written
 _CHUNK_BYTES = 2**22
@@ -32,7 +90,7 @@ class HashedFile:
     def __init__(self, path: Path, *, behind: bool = False) -> None:
         self.path = path
         self.file_bytes = 0
-        self._sha256 = Sha256Behind() if behind else hashlib.sha256()
+        self._sha256 = BackgroundSha256() if behind else hashlib.sha256()
         self._part = path.with_name(path.name + PART)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(self._part, flags, 0o644)

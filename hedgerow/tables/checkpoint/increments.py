@@ -1,4 +1,4 @@
-"""Increments: what changed since the checkpoint before, deletions included; their compaction."""
+"""Increments of a checkpoint: save, compact, and copy to another number of shards."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ from torch import Tensor
 
 from ...core import checks
 from ...core.errors import CheckpointError, InputError
-from ...core.local_path import local_path
+from ...core.files import local_path
 from ...core.shapes import Int64
 from ...routing.router import Router
-from ..own_rows import OwnRows
+from ..local_table import LocalTable
 from ..store import Entries
 from .chain import Chain, increments_folder
-from .changes import Changes
 from .files import chunks_of, make_folder, remove, sole_writer
-from .freeze import FrozenTable, Saveable, freeze
-from .manifest import MANIFEST, Manifest
-from .meter import Meter, Report
+from .manifest import MANIFEST, CheckpointManifest, TableSchema
 from .routers import Routers, TableRouters, check_same_shards
 from .save import (
+    ChangedKeys,
+    HeldTable,
     Keep,
+    Saveable,
     by_name,
     checked_header,
     clean_after,
     clean_before,
+    complete_there,
+    hold_tables,
     kept,
     plain_config,
     rows_of,
 )
-from .schema import TableSchema
-from .shard_file import Rows
-from .writer import Dense, Header, Source, disk_error, write_checkpoint
+from .shard_file import SavedRows
+from .workers import Meter, Report
+from .writer import Dense, Header, TableSource, disk_error, write_checkpoint
 
 _SLICE_ROWS = 65536
 
@@ -63,7 +65,7 @@ def save_increment(
     metadata: Mapping[str, Any] | None = None,
     blobs: Mapping[str, bytes] | None = None,
     keep: Keep | None = None,
-) -> Manifest:
+) -> CheckpointManifest:
     """Adds an increment to the checkpoint in `path`: the rows of `changed` ids as they are now.
 
     In place of `changed`, a `consumer` of touched keys that the save before was given knows them;
@@ -93,7 +95,7 @@ def save_increment(
     Chain.read(folder)  # so that a missing base is said before a folder is held
     with sole_writer(folder):
         chain = Chain.read(folder)
-        changes = None if consumer is None else Changes(named, consumer)
+        changes = None if consumer is None else ChangedKeys(named, consumer)
         try:
             frozen = _Instant(chain, named, changed, changes, keep)
             manifest = _write(chain, frozen, asked, router)
@@ -114,13 +116,13 @@ class _Instant:
         chain: Chain,
         named: Mapping[str, Saveable],
         changed: Mapping[str, Int64[Tensor, "n"]] | None,
-        changes: Changes | None,
+        changes: ChangedKeys | None,
         keep: Keep | None,
     ) -> None:
-        self.sources: list[Source] = []
+        self.sources: list[TableSource] = []
         self.rows = 0
 
-        def read(frozen: dict[str, FrozenTable]) -> None:
+        def read(frozen: dict[str, HeldTable]) -> None:
             known = changed or {}
             if changes is not None:
                 changes.take()
@@ -131,10 +133,12 @@ class _Instant:
                 self.sources.append(_changes(named[name], ids, chain, wanted))  # pyright: ignore[reportArgumentType]
 
         with ExitStack() as held:
-            self.blobs = freeze(named, held, read).blobs
+            self.blobs = hold_tables(named, held, read).blobs
 
 
-def _write(chain: Chain, instant: _Instant, asked: Header, router: Routers | None) -> Manifest:
+def _write(
+    chain: Chain, instant: _Instant, asked: Header, router: Routers | None
+) -> CheckpointManifest:
     routers = _routers_of(chain, [source.name for source in instant.sources], router)
     number = chain.last.number + 1
     target = increments_folder(chain.folder, chain.base) / f"{number:08d}"
@@ -155,7 +159,7 @@ def _write(chain: Chain, instant: _Instant, asked: Header, router: Routers | Non
         raise
 
 
-def compact(path: str | PathLike[str], *, report: Report | None = None) -> Manifest:
+def compact(path: str | PathLike[str], *, report: Report | None = None) -> CheckpointManifest:
     """Makes one new base of base and increments, in place; what was there counts until it is whole.
 
     >>> import tempfile, torch, hedgerow as hr
@@ -186,14 +190,14 @@ def copy_rows(
     routers: TableRouters,
     report: Report | None,
     repeats: str | None = None,
-) -> Manifest:
+) -> CheckpointManifest:
     """Writes the newest rows of a verified chain as one base into `folder`."""
 
-    def source(name: str) -> Source:
+    def source(name: str) -> TableSource:
         entry = chain.tables[name]
         rows = partial(chain.rows, name)
         size = sum(m.tables[name].rows for m in chain.manifests if name in m.tables)
-        return Source(
+        return TableSource(
             *(name, entry.schema, rows),
             config=entry.config,
             also=entry.also,
@@ -250,15 +254,15 @@ def _routers_of(chain: Chain, names: Iterable[str], asked: Routers | None) -> Ta
     return TableRouters(default, chosen)
 
 
-def _changes(table: Readable, ids: Tensor, chain: Chain, keep: Keep | None) -> Source:
+def _changes(table: Readable, ids: Tensor, chain: Chain, keep: Keep | None) -> TableSource:
     """The changed rows of one table, read at once: an id is a row or a deletion, never both."""
     name, schema = table.config.name, TableSchema.of(table.config)
     if name in chain.tables and chain.tables[name].schema != schema:
         raise InputError(
             f"table {name!r} has another schema than in {chain.folder}; save a new base."
         )
-    where = table.device if isinstance(table, OwnRows) else "cpu"
-    slices: list[Rows] = []
+    where = table.device if isinstance(table, LocalTable) else "cpu"
+    slices: list[SavedRows] = []
     gone: list[np.ndarray] = [np.empty(0, np.int64)]
     for part in ids.unique().split(_SLICE_ROWS):
         entries = table.entries(part.to(where)).to("cpu")
@@ -268,14 +272,80 @@ def _changes(table: Readable, ids: Tensor, chain: Chain, keep: Keep | None) -> S
         slices.append(rows_of(entries).take(there))
         gone.append(part.numpy()[~there])
 
-    def rows() -> Iterator[Rows]:
+    def rows() -> Iterator[SavedRows]:
         return iter(slices)
 
-    key = table.slot_key if isinstance(table, OwnRows) else None
-    return Source(
+    key = table.slot_key if isinstance(table, LocalTable) else None
+    return TableSource(
         *(name, schema, rows, np.concatenate(gone)),
         config=plain_config(table.config),
         also=table.config.also,
         slot_key=key,
         size=sum(map(len, slices)),
     )
+
+
+def reshard(
+    source: str | PathLike[str],
+    target: str | PathLike[str],
+    shards: int,
+    *,
+    dist_type: str | None = None,
+    rows: int | Mapping[str, int] | None = None,
+    overwrite: bool = False,
+    report: Report | None = None,
+) -> CheckpointManifest:
+    """Writes the rows of `source`, increments included, as a base of `shards` into `target`.
+
+    Every table keeps its rule if `dist_type` is None. `rows`, for all tables or for each by name,
+    is for `continuous`. Rows stream through; no table is built.
+
+    >>> import tempfile, torch, hedgerow as hr
+    >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
+    >>> _ = table.assign(torch.arange(100), torch.ones(100, 2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = hr.save_tables([table], folder + "/one")
+    ...     reshard(folder + "/one", folder + "/four", 4).routing.shards
+    4
+    """
+    here, there = local_path(source), local_path(target)
+    if here.resolve() == there.resolve():
+        raise InputError(f"source and target are both {here}; reshard into another folder.")
+    chain = Chain.read(here)
+    routers = TableRouters.of(
+        {name: _router(chain, name, shards, dist_type, rows) for name in chain.tables}, chain.tables
+    )
+    if not chain.tables:
+        routers = TableRouters(Router(dist_type or "hash_roundrobin", shards, rows=1), {})
+    chain.verify()
+    with sole_writer(there, make=True):
+        old = complete_there(there, overwrite)
+        clean_before(there, old)
+        manifest = copy_rows(chain, there, routers, report)
+        clean_after(there, manifest)
+        written = sum(table.rows for table in manifest.tables.values())
+    if not chain.increments and written != chain.base.rows:
+        raise CheckpointError(f"{here} has {chain.base.rows} rows, {written} were written.")
+    return manifest
+
+
+def _router(
+    chain: Chain,
+    table: str,
+    shards: int,
+    dist_type: str | None,
+    rows: int | Mapping[str, int] | None,
+) -> Router:
+    """The new owner function of a table."""
+    given = rows.get(table) if isinstance(rows, Mapping) else rows
+    if dist_type is not None:
+        known = chain.tables[table].dist_rows if given is None else given
+        return Router(dist_type, shards, rows=known)
+    old = router_of(chain, table)
+    if old.bounds is not None and old.shards != shards:
+        raise CheckpointError(
+            f"{chain.folder}: table {table!r} has bounds for {old.shards} shards; name the new "
+            f"rule with dist_type."
+        )
+    known = old.rows if given is None else given
+    return Router(old.dist_type, shards, rows=known, bounds=old.bounds, rank0_empty=old.rank0_empty)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, get_args
 
 from ...core import checks
 from ...core.errors import CheckpointError, CheckpointMissingError, ConfigError
-from ...routing.dist_types import SUPPORTED_DIST_TYPES
+from ...routing.router import SUPPORTED_DIST_TYPES
 from ..optimizers import BiasCorrection
 from .files import read_plain
 from .manifest import (
@@ -18,21 +18,23 @@ from .manifest import (
     MANIFEST,
     VERSION,
     BlobEntry,
+    CheckpointManifest,
     FileEntry,
-    Manifest,
     Routing,
-    TableEntry,
+    SavedTableEntry,
+    SegmentSchema,
+    StateSchema,
+    TableSchema,
     checksum_of,
     is_sealed,
 )
-from .schema import SegmentSchema, StateSchema, TableSchema
 
 _LARGEST_BYTES = 2**28  # a manifest of a million files has about that
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """The manifest of the checkpoint in `folder`."""
     path = folder / MANIFEST
     if not has_manifest(folder):
@@ -55,7 +57,7 @@ def has_manifest(folder: Path) -> bool:
     return True
 
 
-def parse_manifest(data: bytes, path: Path) -> Manifest:
+def parse_manifest(data: bytes, path: Path) -> CheckpointManifest:
     """The manifest in `data`, which came from `path`."""
     if len(data) > _LARGEST_BYTES:
         raise CheckpointError(f"{path} has more than {_LARGEST_BYTES} bytes; no manifest has.")
@@ -64,12 +66,12 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
             f"{path} is damaged: its bytes do not have the checksum it ends with. Use an older "
             f"checkpoint, or a copy of this one."
         )
-    return _Reader(path, checksum_of(data)).manifest(plain_json(data, path))
+    return _ManifestReader(path, checksum_of(data)).manifest(plain_json(data, path))
 
 
 def read_schema(where: Path, at: str, value: object) -> TableSchema:
     """The schema of a table; errors name `where` and `at`."""
-    return _Reader(where, "").schema(at, value)
+    return _ManifestReader(where, "").schema(at, value)
 
 
 def plain_json(data: bytes, where: object) -> Any:
@@ -91,7 +93,7 @@ def _constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON number")
 
 
-class _Reader:
+class _ManifestReader:
     """Checks one document; `at` is the way to a value, for messages."""
 
     def __init__(self, path: Path, checksum: str) -> None:
@@ -139,7 +141,7 @@ class _Reader:
             self.fail(at, value, "it must be a list")
         return tuple(read(f"{at}[{i}]", item) for i, item in enumerate(value))
 
-    def manifest(self, values: object) -> Manifest:
+    def manifest(self, values: object) -> CheckpointManifest:
         if isinstance(values, dict):  # first, so that a newer format is called that
             self.one_of("format", values.get("format"), [FORMAT])
             if type(values.get("version")) is not int or values["version"] != VERSION:
@@ -154,7 +156,7 @@ class _Reader:
             self.sha256("parent", doc["parent"])
         if not isinstance(doc["metadata"], dict):
             self.fail("metadata", doc["metadata"], "it must be an object")
-        found = Manifest(
+        found = CheckpointManifest(
             routing=self.routing(doc["router"]),
             tables=self.tables(doc["tables"]),
             files=self.items("files", doc["files"], self.file),
@@ -183,17 +185,17 @@ class _Reader:
             empty,
         )
 
-    def tables(self, value: object) -> dict[str, TableEntry]:
+    def tables(self, value: object) -> dict[str, SavedTableEntry]:
         if not isinstance(value, dict):
             self.fail("tables", value, "it must be an object")
         return {name: self.table(f"tables[{name!r}]", entry) for name, entry in value.items()}
 
-    def table(self, at: str, value: object) -> TableEntry:
+    def table(self, at: str, value: object) -> SavedTableEntry:
         rule = "dist_type dist_rows dist_bounds also slot_key"
         entry = self.fields(at, value, "schema rows deletions config", rule)
         if not isinstance(entry["config"], dict | None):
             self.fail(f"{at}.config", entry["config"], "it must be an object or null")
-        return TableEntry(
+        return SavedTableEntry(
             self.schema(f"{at}.schema", entry["schema"]),
             self.count(f"{at}.rows", entry["rows"]),
             self.count(f"{at}.deletions", entry["deletions"]),
@@ -281,7 +283,7 @@ class _Reader:
             self.sha256(f"{at}.sha256", blob["sha256"]),
         )
 
-    def consistent(self, found: Manifest) -> None:
+    def consistent(self, found: CheckpointManifest) -> None:
         """Files, tables, shards and counts say the same."""
         if len(found.names()) != len(found.files) + len(found.blobs):
             self.fail("files", sorted(found.names()), "a file stands twice")
@@ -313,7 +315,7 @@ class _Reader:
                     at = f"tables[{name!r}].{content}"
                     self.fail(at, stated, f"its files hold {sums[name, content]}")
 
-    def complete(self, found: Manifest, name: str, shards: list[int]) -> None:
+    def complete(self, found: CheckpointManifest, name: str, shards: list[int]) -> None:
         """A base has one file of rows for every shard; an increment at most one."""
         if len(set(shards)) != len(shards):
             self.fail(f"files of table {name!r}", shards, "a shard stands twice")

@@ -17,17 +17,14 @@ from torch import Tensor
 from ...core.errors import CheckpointError, InputError, StateError
 from ...core.shapes import Int8
 from ...core.units import format_bytes
-from ..leave_order import OrderState
-from ..own_rows import OwnRows
-from .filter_blobs import ALONE, filters_to_restore
-from .fit import Fit
-from .freeze import freeze
+from ..eviction import EvictionOrderState
+from ..local_table import LocalTable
+from .blobs import ALONE, filters_to_restore, orders_to_restore
+from .load import RowConverter, replace_rows
+from .manifest import TableSchema, row_bytes
 from .manifest_reader import plain_json, read_schema
-from .order_blobs import orders_to_restore
-from .save import table_source
-from .schema import TableSchema, row_bytes
+from .save import hold_tables, table_source
 from .shard_file import RowsWriter, read_rows
-from .take_over import take_over
 
 _MAGIC = b"hedgerow rows 1\n"
 _SHA_BYTES, _LENGTH_BYTES = 32, 8
@@ -69,7 +66,7 @@ class _Bytes:
 
 
 def pack_rows(
-    tables: Mapping[str, OwnRows], about: Mapping[str, Any], *, most_bytes: int
+    tables: Mapping[str, LocalTable], about: Mapping[str, Any], *, most_bytes: int
 ) -> Int8[Tensor, "bytes"]:
     """The rows of all tables and the counts of their filters, as they are at one instant.
 
@@ -88,7 +85,7 @@ def pack_rows(
     entries: list[dict[str, Any]] = []
     filters: list[dict[str, Any]] = []
     with ExitStack() as held:
-        frozen = freeze(tables, held, lambda _: None)
+        frozen = hold_tables(tables, held, lambda _: None)
         for name, table in tables.items():
             source = table_source(table.config, frozen.tables[name], None)
             start, rows = payload.size, 0
@@ -107,7 +104,7 @@ def pack_rows(
     return payload.sealed(head)
 
 
-def _checked_bytes(tables: Mapping[str, OwnRows], most_bytes: int) -> int:
+def _checked_bytes(tables: Mapping[str, LocalTable], most_bytes: int) -> int:
     sizes = {
         name: table.size() * row_bytes(TableSchema.of(table.config).columns())
         for name, table in tables.items()
@@ -127,7 +124,7 @@ def _checked_bytes(tables: Mapping[str, OwnRows], most_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _PackedTable:
     """The rows of one table."""
 
     name: str
@@ -142,7 +139,7 @@ class PackedRows:
     """What `pack_rows` gave, read and checked; no row is in a table yet."""
 
     about: Mapping[str, Any]
-    parts: tuple[_Part, ...]
+    parts: tuple[_PackedTable, ...]
     beside: Mapping[str, bytes]  # the states of filters and orders, by name
 
     @staticmethod
@@ -171,32 +168,32 @@ class PackedRows:
                 raise
             raise CheckpointError(f"the head of {where} is damaged: {error!r}.") from error
 
-    def differing(self, tables: Mapping[str, OwnRows]) -> tuple[list[str], list[str]]:
+    def differing(self, tables: Mapping[str, LocalTable]) -> tuple[list[str], list[str]]:
         """Tables whose rows are not here, and those of which there are rows but no table."""
         found = {name: self._part(name, table) for name, table in tables.items()}
         used = {part.name for part in found.values() if part is not None}
         missing = [name for name, part in found.items() if part is None]
         return missing, [part.name for part in self.parts if part.name not in used]
 
-    def restore(self, tables: Mapping[str, OwnRows], *, strict: bool = True) -> None:
+    def restore(self, tables: Mapping[str, LocalTable], *, strict: bool = True) -> None:
         """Rows and filters take the place of those of the tables: all of them, or none.
 
         With `strict` both have the same tables; without it, others stay as they are.
         """
         if strict:
             _check_same(*self.differing(tables))
-        pairs: list[tuple[OwnRows, OwnRows]] = []
+        pairs: list[tuple[LocalTable, LocalTable]] = []
         orders = orders_to_restore(self.beside)
         for name, table in tables.items():
             part = self._part(name, table)
             if part is not None:
                 pairs.append((table, _filled(table, part, orders.get(part.name))))
         filters = filters_to_restore(self.beside, tables, ALONE, ignore_others=False)
-        take_over(pairs, filters)
+        replace_rows(pairs, filters)
         for _, staged in pairs:
             staged.clear()
 
-    def _part(self, name: str, table: OwnRows) -> _Part | None:
+    def _part(self, name: str, table: LocalTable) -> _PackedTable | None:
         """The rows of a table: under its name, or under another name that it goes by."""
         mine = {name, *table.config.also}
         for names in ({name}, mine):
@@ -213,7 +210,7 @@ def _is_bytes(packed: object) -> TypeGuard[Tensor]:
 
 
 def _read(where: str, head: Any, payload: np.ndarray) -> PackedRows:
-    parts: list[_Part] = []
+    parts: list[_PackedTable] = []
     filters: dict[str, bytes] = {}
     at = 0
 
@@ -232,7 +229,7 @@ def _read(where: str, head: Any, payload: np.ndarray) -> PackedRows:
         if rows > len(payload) // row_bytes(schema.columns()):
             raise CheckpointError(f"{where} have too few bytes for {rows} rows of table {name!r}.")
         also = tuple(str(other) for other in entry["also"])
-        parts.append(_Part(name, also, schema, rows, taken(entry["bytes"])))
+        parts.append(_PackedTable(name, also, schema, rows, taken(entry["bytes"])))
     for entry in head["filters"]:
         filters[str(entry["name"])] = taken(entry["bytes"]).tobytes()
     if at != len(payload):
@@ -254,13 +251,13 @@ def _check_same(missing: list[str], extra: list[str]) -> None:
         )
 
 
-def _filled(table: OwnRows, part: _Part, order: OrderState | None) -> OwnRows:
+def _filled(table: LocalTable, part: _PackedTable, order: EvictionOrderState | None) -> LocalTable:
     """An empty table beside, with the rows of a part."""
     import pyarrow as pa
 
     where = f"the rows of table {part.name!r} in a state dict"
-    fit = Fit(table.config, part.schema, "error")
-    staged: OwnRows = table.beside(part.rows)
+    fit = RowConverter(table.config, part.schema, "error")
+    staged: LocalTable = table.beside(part.rows)
     if order is not None and fit.keeps_order and staged.order is not None:
         staged.order.restore(order)
     columns = part.schema.columns()

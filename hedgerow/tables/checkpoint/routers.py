@@ -1,12 +1,13 @@
-"""The owner functions of a save or a load: one for every table, over the same shards."""
+"""The owner functions of a save or a load, and whether rows may change their owner rule."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ...core.errors import DtypeError, InputError
+from ...core.errors import CheckpointError, DtypeError, InputError
 from ...routing.router import Router
+from .manifest import CheckpointManifest
 
 Routers = Router | Mapping[str, Router]
 """One rule for all tables, or one for each by name."""
@@ -59,3 +60,27 @@ def check_same_shards(name: str, router: Router, shards: int, rank0_empty: bool)
             f"{router.rank0_empty}) beside {shards} (rank0_empty={rank0_empty}); all tables of a "
             f"checkpoint lie on the same shards."
         )
+
+
+def check_routing(saved: str, runtime: str, *, reroute: bool, what: str = "the tables") -> bool:
+    """Whether rows change their rule; raises where that was not asked for.
+
+    >>> check_routing("roundrobin", "hash_roundrobin", reroute=True)
+    True
+    """
+    if saved != runtime and not reroute:
+        raise CheckpointError(
+            f"the checkpoint was routed by {saved}, {what} now by {runtime}; pass reroute=True to "
+            f"send every row to its new owner."
+        )
+    return saved != runtime
+
+
+def check_rules(
+    manifest: CheckpointManifest, routers: Mapping[str, Router], *, reroute: bool
+) -> None:
+    """Every table that both have goes by the rule of its files, or `reroute` is set."""
+    for name, router in routers.items():
+        if name in manifest.tables:
+            saved, what = manifest.dist_type_of(name), f"table {name!r} is"
+            check_routing(saved, router.dist_type, reroute=reroute, what=what)

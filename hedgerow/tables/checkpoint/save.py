@@ -1,4 +1,4 @@
-"""Saves tables: at once, or beside training with a handle that tells how far it is."""
+"""Saves tables as of one instant: during the call, or in the background while training goes on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,25 +25,195 @@ from ...core.errors import (
     SaveCancelledError,
     SaveError,
 )
-from ...core.local_path import local_path
+from ...core.files import local_path
 from ...core.shapes import Bool, Int64
 from ...routing.router import Router
+from ..changes import TouchedBatch
 from ..config import TableConfig
+from ..eviction import Ttl, expired
+from ..local_table import LocalTable, TableSnapshot, TouchedConsumer
 from ..store import Entries
-from .background import give_way, threads_beside
+from .blobs import (
+    ALONE,
+    BlobShard,
+    dump_filters,
+    dump_orders,
+    filter_blobs,
+    is_filter_blob,
+    is_order_blob,
+    order_blobs,
+)
 from .chain import INCREMENTS, increments_folder
-from .changes import Changes
 from .files import PART, remove, sole_writer
-from .filter_blobs import is_filter_blob
-from .freeze import FrozenTable, Saveable, freeze
-from .manifest import DENSE, MANIFEST, Manifest
+from .manifest import (
+    DENSE,
+    ID,
+    MANIFEST,
+    ORDER,
+    ROW,
+    TIME,
+    CheckpointManifest,
+    TableSchema,
+    state_column,
+)
 from .manifest_reader import has_manifest, read_manifest
-from .meter import Meter, Progress, Report
-from .order_blobs import is_order_blob
 from .routers import Routers, TableRouters
-from .schema import ID, ORDER, ROW, TIME, TableSchema, state_column
-from .shard_file import Rows
-from .writer import THREADS, Header, Source, clean_folder, disk_error, write_checkpoint
+from .shard_file import SavedRows
+from .workers import CheckpointProgress, Meter, Report, background_threads, lower_priority
+from .writer import THREADS, Header, TableSource, clean_folder, disk_error, write_checkpoint
+
+
+class Saveable(Protocol):
+    """A table that can be saved."""
+
+    config: TableConfig
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows, in slices."""
+        ...
+
+    def size(self) -> int:
+        """Rows."""
+        ...
+
+    def max_ts(self) -> int:
+        """The newest time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTable:
+    """The rows of a table as they were, those left out that had expired by its rule."""
+
+    rows: TableSnapshot | Saveable
+    size: int
+    newest_s: int
+    rule: Ttl | None
+    slot_key: int | None = None  # of a table of this process
+
+    def keep(self, ids: Int64[Tensor, "n"], ts: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Which rows have not expired at the newest time."""
+        return ~expired(ids, ts, self.newest_s, self.rule)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTables:
+    """All tables by name, and their filters and orders as named bytes."""
+
+    tables: dict[str, HeldTable]
+    blobs: dict[str, bytes]
+
+
+def hold_tables(
+    tables: Mapping[str, Saveable],
+    held: ExitStack,
+    at_instant: Callable[[dict[str, HeldTable]], None],
+    place: BlobShard = ALONE,
+) -> HeldTables:
+    """Holds the tables as they are now until `held` is closed; training goes on.
+
+    Writers of other threads wait while the snapshots are opened, filters copied and `at_instant`
+    runs, so that all are of one instant. Tables that give no snapshots are read as they will be.
+    """
+    found: dict[str, HeldTable] = {}
+    snapshots: list[TableSnapshot] = []
+    try:
+        for name, table in tables.items():
+            rule = table.config.evict if isinstance(table.config.evict, Ttl) else None
+            if isinstance(table, LocalTable):
+                snapshot = table.snapshot(paused=True)
+                held.enter_context(snapshot)
+                snapshots.append(snapshot)
+                found[name] = HeldTable(
+                    snapshot, snapshot.size, snapshot.max_ts, rule, table.slot_key
+                )
+            else:
+                found[name] = HeldTable(table, table.size(), table.max_ts(), rule)
+        at_instant(found)
+        filters, orders = dump_filters(tables.values()), dump_orders(tables)
+    finally:
+        for snapshot in snapshots:
+            snapshot.resume()
+    return HeldTables(found, {**filter_blobs(filters, place), **order_blobs(orders, place)})
+
+
+class ChangedKeys:
+    """One consumer of all changes of some tables. Single-owner."""
+
+    def __init__(self, tables: Mapping[str, object], consumer: str) -> None:
+        self._consumer = consumer
+        self._sources: dict[str, TouchedConsumer] = {}
+        self._opened: list[TouchedConsumer] = []
+        self._taken: dict[str, TouchedBatch] = {}
+        self._since: dict[str, str | None] = {}
+        for name, table in tables.items():
+            if not isinstance(table, LocalTable):
+                raise DtypeError(
+                    f"table {name!r} is a {type(table).__name__}; only a HostTable or a "
+                    f"DeviceTable knows its changed keys. Pass them yourself, as changed=."
+                )
+            self._sources[name] = self._source(table)
+
+    def _source(self, table: LocalTable) -> TouchedConsumer:
+        known = table.consumer(self._consumer)
+        if known is None:
+            self._opened.append(table.touched(self._consumer, all_changes=True))
+            return self._opened[-1]
+        if not known.settings.all_changes:
+            raise InputError(
+                f"consumer {self._consumer!r} of table {table.config.name!r} does not see all "
+                f"changes; open it with all_changes=True, or choose another name."
+            )
+        return known
+
+    def take(self) -> None:
+        """Takes the keys of all tables off their consumers; no other save may do so meanwhile."""
+        for name, source in self._sources.items():
+            if not source.delivering.acquire(blocking=False):
+                raise CheckpointError(
+                    f"another save takes the changed keys of table {name!r} for consumer "
+                    f"{self._consumer!r}; wait for it, or give this one a consumer of its own."
+                )
+            self._since[name] = source.since
+            self._taken[name] = source.take()
+
+    def since(self, checksum: str, folder: Path) -> dict[str, Int64[Tensor, "n"]]:
+        """What was taken, if that is all that changed since the checkpoint with this checksum."""
+        for name in self._sources:
+            if self._since[name] != checksum:
+                raise CheckpointError(
+                    f"consumer {self._consumer!r} has not collected the changed keys of table "
+                    f"{name!r} since the last save to {folder}; save a new base with "
+                    f"save_tables(..., consumer={self._consumer!r}) first."
+                )
+            if self._taken[name].whole_table:
+                raise CheckpointError(
+                    f"more keys of table {name!r} changed than consumer {self._consumer!r} "
+                    f"keeps, or all rows were replaced; save a new base with "
+                    f"save_tables(..., consumer={self._consumer!r})."
+                )
+        return {name: taken.ids.cpu() for name, taken in self._taken.items()}
+
+    def settle(self, checksum: str) -> None:
+        """The keys were saved: what changes from now on belongs behind this checkpoint."""
+        for source in self._sources.values():
+            source.since = checksum
+        self._opened.clear()
+        self._release()
+
+    def give_back(self) -> None:
+        """The keys were not saved. A consumer that this save opened is closed."""
+        for name, taken in self._taken.items():
+            self._sources[name].give_back(taken)
+        self._release()
+        while self._opened:
+            self._opened.pop().close()
+
+    def _release(self) -> None:
+        for name in self._taken:
+            self._sources[name].delivering.release()
+        self._taken.clear()
+
 
 Keep = Callable[[Int64[Tensor, "n"], Int64[Tensor, "n"]], Bool[Tensor, "n"]]
 """Of ids and their times: which rows to save. The others have expired."""
@@ -61,7 +231,7 @@ def save_tables(
     consumer: str | None = None,
     overwrite: bool = False,
     report: Report | None = None,
-) -> Manifest:
+) -> CheckpointManifest:
     """Saves all tables into the folder `path`, complete or not at all.
 
     Rows lie in one file for every table and shard of `router` (hash_roundrobin over 1 if None; or
@@ -113,7 +283,7 @@ def save_model(
     router: Routers,
     header: Header,
     overwrite: bool,
-) -> Manifest:
+) -> CheckpointManifest:
     """As `save_tables`, with the dense part of a model that the header has."""
     return _SaveJob(tables, folder, router, header, None, None, overwrite, None).run()
 
@@ -123,7 +293,7 @@ class SaveHandle:
 
     def __init__(self, job: _SaveJob) -> None:
         self._job = job
-        self._manifest: Manifest | None = None
+        self._manifest: CheckpointManifest | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="hedgerow save")
         try:
@@ -134,14 +304,14 @@ class SaveHandle:
 
     def _work(self) -> None:
         try:
-            give_way()
-            self._manifest = self._job.run(threads_beside(THREADS))
+            lower_priority()
+            self._manifest = self._job.run(background_threads(THREADS))
         except BaseException as error:  # it belongs to whoever waits; perhaps nobody does
             self._error = error
             if not isinstance(error, SaveCancelledError):
                 logging.getLogger("hedgerow").warning("a save failed: %s", error)
 
-    def progress(self) -> Progress:
+    def progress(self) -> CheckpointProgress:
         """Rows and bytes so far."""
         return self._job.meter.progress()
 
@@ -153,7 +323,7 @@ class SaveHandle:
         """Asks it to stop; `wait` then raises `SaveCancelledError`, unless it was done already."""
         self._job.meter.cancel()
 
-    def wait(self, timeout_s: float | None = None) -> Manifest:
+    def wait(self, timeout_s: float | None = None) -> CheckpointManifest:
         """The manifest, once all is on the disk; raises what went wrong."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -186,12 +356,12 @@ class _SaveJob:
         )
         self.meter = Meter(sum(table.size() for table in named.values()), report)
         self._held = ExitStack()
-        self._changes = None if consumer is None else Changes(named, consumer)
+        self._changes = None if consumer is None else ChangedKeys(named, consumer)
         self._made = False
         try:
             self._made = self._held.enter_context(sole_writer(self._folder, make=True))
             self._old = complete_there(self._folder, checks.flag("overwrite", overwrite))
-            frozen = freeze(named, self._held, lambda _: self._take_changes())
+            frozen = hold_tables(named, self._held, lambda _: self._take_changes())
             self._header = replace(header, blobs={**header.blobs, **frozen.blobs})
             self._sources = [
                 table_source(table.config, frozen.tables[name], keep)
@@ -201,7 +371,7 @@ class _SaveJob:
             self._failed()
             raise
 
-    def run(self, threads: int = THREADS) -> Manifest:
+    def run(self, threads: int = THREADS) -> CheckpointManifest:
         """Writes, and cleans up what is no longer needed."""
         try:
             clean_before(self._folder, self._old)
@@ -234,17 +404,17 @@ class _SaveJob:
         self.close()
 
 
-def table_source(config: TableConfig, frozen: FrozenTable, keep: Keep | None) -> Source:
+def table_source(config: TableConfig, frozen: HeldTable, keep: Keep | None) -> TableSource:
     """The rows of a table, as the writer takes them."""
     wanted = frozen.keep if keep is None and frozen.rule is not None else keep
 
-    def rows() -> Iterator[Rows]:
+    def rows() -> Iterator[SavedRows]:
         for entries in frozen.rows.scan():
             chosen = rows_of(entries)
             yield chosen if wanted is None else chosen.take(kept(wanted, entries))
 
     schema, plain = TableSchema.of(config), plain_config(config)
-    return Source(
+    return TableSource(
         *(config.name, schema, rows),
         config=plain,
         also=config.also,
@@ -253,7 +423,7 @@ def table_source(config: TableConfig, frozen: FrozenTable, keep: Keep | None) ->
     )
 
 
-def rows_of(entries: Entries) -> Rows:
+def rows_of(entries: Entries) -> SavedRows:
     """Entries as named columns, without a copy."""
     columns: dict[str, np.ndarray] = {
         ID: entries.ids.numpy(),
@@ -264,7 +434,7 @@ def rows_of(entries: Entries) -> Rows:
         for name, value in states.items():
             columns[state_column(i, name)] = value.numpy()
     order = np.zeros_like(columns[ID]) if entries.order is None else entries.order.numpy()
-    return Rows({**columns, ORDER: order})
+    return SavedRows({**columns, ORDER: order})
 
 
 def kept(keep: Keep, entries: Entries) -> np.ndarray:
@@ -312,7 +482,7 @@ def checked_header(
     return Header(checks.count("step", step), dict(metadata or {}), dict(blobs or {}))
 
 
-def complete_there(folder: Path, overwrite: bool) -> Manifest | None:
+def complete_there(folder: Path, overwrite: bool) -> CheckpointManifest | None:
     """The checkpoint that would be replaced, if it can be read."""
     if not has_manifest(folder):
         return None
@@ -326,7 +496,7 @@ def complete_there(folder: Path, overwrite: bool) -> Manifest | None:
         return None  # damaged: its files stay until the new one is whole
 
 
-def clean_before(folder: Path, old: Manifest | None) -> None:
+def clean_before(folder: Path, old: CheckpointManifest | None) -> None:
     """Removes what stopped saves left; what an unreadable manifest may need stays."""
     try:
         if old is not None or not has_manifest(folder):
@@ -336,7 +506,7 @@ def clean_before(folder: Path, old: Manifest | None) -> None:
         raise disk_error(folder, error, complete=False) from error
 
 
-def clean_after(folder: Path, new: Manifest) -> None:
+def clean_after(folder: Path, new: CheckpointManifest) -> None:
     """Removes what a new base has replaced, increments included."""
     current = increments_folder(folder, new)
     try:

@@ -11,14 +11,14 @@ import numpy as np
 
 from ...core.errors import CheckpointError
 from .files import HashedFile, check_plain
-from .schema import ID, Column
+from .manifest import ID, Column
 
 # Types of Arrow, which loads only when files are written or read.
 ArrowArray = ArrowBatch = ArrowSchema = ArrowType = Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class SavedRows:
     """Some rows of one table: an array a column, [n] or [n, width], all of the same length."""
 
     columns: Mapping[str, np.ndarray]
@@ -31,9 +31,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, which: np.ndarray | slice) -> Rows:
+    def take(self, which: np.ndarray | slice) -> SavedRows:
         """The rows at these places, or where a mask is True."""
-        return Rows({name: column[which] for name, column in self.columns.items()})
+        return SavedRows({name: column[which] for name, column in self.columns.items()})
 
 
 def arrow_schema(columns: Sequence[Column]) -> ArrowSchema:
@@ -59,7 +59,7 @@ class RowsWriter:
         self._schema = arrow_schema(columns)
         self._writer: Any = pa.ipc.new_file(pa.PythonFile(out, "w"), self._schema)
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: SavedRows) -> None:
         """Appends rows."""
         import pyarrow as pa
 
@@ -93,7 +93,7 @@ class ShardWriter:
         """Bytes written so far."""
         return self._file.file_bytes
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: SavedRows) -> None:
         """Appends rows."""
         self._writer.write(rows)
         self.rows += len(rows)
@@ -119,7 +119,7 @@ def _arrow_array(values: np.ndarray, kind: ArrowType) -> ArrowArray:
     return pa.FixedSizeListArray.from_buffers(kind, len(values), [None], children=[items])
 
 
-def read_shard(path: Path, columns: Sequence[Column], rows: int) -> Iterator[Rows]:
+def read_shard(path: Path, columns: Sequence[Column], rows: int) -> Iterator[SavedRows]:
     """The batches of a file whose checksum was proved; its schema and rows are proved here."""
     import pyarrow as pa
 
@@ -133,7 +133,9 @@ def read_shard(path: Path, columns: Sequence[Column], rows: int) -> Iterator[Row
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def read_rows(source: Any, where: object, columns: Sequence[Column], rows: int) -> Iterator[Rows]:
+def read_rows(
+    source: Any, where: object, columns: Sequence[Column], rows: int
+) -> Iterator[SavedRows]:
     """The batches of an Arrow file in memory; `where` is what errors call it."""
     import pyarrow as pa
 
@@ -158,7 +160,7 @@ def read_rows(source: Any, where: object, columns: Sequence[Column], rows: int) 
         raise CheckpointError(f"{where} holds {seen} rows where the manifest says {rows}.")
 
 
-def _rows(where: object, batch: ArrowBatch, columns: Sequence[Column]) -> Rows:
+def _rows(where: object, batch: ArrowBatch, columns: Sequence[Column]) -> SavedRows:
     """Copies, so that rows outlive the map and torch may write into them."""
     arrays = {}
     for i, column in enumerate(columns):
@@ -168,7 +170,7 @@ def _rows(where: object, batch: ArrowBatch, columns: Sequence[Column]) -> Rows:
         values = _values(array.flatten() if column.width is not None else array, column.dtype)
         width = column.width
         arrays[column.name] = values if width is None else values.reshape(-1, width)
-    return Rows(arrays)
+    return SavedRows(arrays)
 
 
 def _values(plain: ArrowArray, dtype: str) -> np.ndarray:

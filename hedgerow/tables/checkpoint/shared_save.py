@@ -10,26 +10,27 @@ from pathlib import Path
 
 from ...core import checks
 from ...core.errors import HedgerowError, SaveError
-from ...core.local_path import local_path
+from ...core.files import local_path
+from .blobs import BlobShard
 from .files import sole_writer
-from .filter_blobs import Place
-from .freeze import Saveable, freeze
-from .manifest import Manifest
-from .meter import Meter
+from .manifest import CheckpointManifest
 from .routers import Routers, TableRouters
 from .save import (
+    Saveable,
     by_name,
     clean_after,
     clean_before,
     complete_there,
+    hold_tables,
     remove_empty,
     table_source,
 )
+from .workers import Meter
 from .writer import (
     Dense,
     Header,
-    Source,
-    Written,
+    TableSource,
+    WrittenFiles,
     disk_error,
     needed_bytes,
     new_mark,
@@ -65,11 +66,11 @@ class SharedSave:
         self._tables = by_name(tables)
         self._folder = local_path(path)
         self._routers = TableRouters.of(router, self._tables)
-        self._place = Place(shard, self._routers.default.shards)
+        self._place = BlobShard(shard, self._routers.default.shards)
         self._overwrite = checks.flag("overwrite", overwrite)
         self._held = ExitStack()
         self._made = False
-        self._sources: list[Source] = []
+        self._sources: list[TableSource] = []
 
     @property
     def folder(self) -> Path:
@@ -93,7 +94,7 @@ class SharedSave:
         newest_s: Mapping[str, int],
         instant: Callable[[], AbstractContextManager[Mapping[str, bytes]]] = _nothing_beside,
         dense: Dense | None = None,
-    ) -> Written:
+    ) -> WrittenFiles:
         """The files of this shard; rows that have expired at the newest time are left out.
 
         `instant` is entered while the rows are frozen and gives named bytes of the same moment,
@@ -104,7 +105,7 @@ class SharedSave:
         try:
             with ExitStack() as held:
                 with instant() as beside:
-                    frozen = freeze(self._tables, held, lambda _: None, self._place)
+                    frozen = hold_tables(self._tables, held, lambda _: None, self._place)
                 self._sources = [
                     table_source(
                         table.config, replace(frozen.tables[name], newest_s=newest_s[name]), None
@@ -128,19 +129,21 @@ class SharedSave:
                 raise
             raise disk_error(self._folder, error, complete=False, needed=needed) from error
 
-    def finish(self, mark: str, written: Sequence[Written], header: Header) -> Manifest:
+    def finish(
+        self, mark: str, written: Sequence[WrittenFiles], header: Header
+    ) -> CheckpointManifest:
         """The manifest over the files of all shards; then what it replaces goes."""
         files = sorted(
             (file for one in written for file in one.files), key=lambda f: (f.table, f.shard)
         )
-        together = Written(tuple(files), tuple(blob for one in written for blob in one.blobs))
+        together = WrittenFiles(tuple(files), tuple(blob for one in written for blob in one.blobs))
         self._check_there(together)
         with no_remains(self._folder, mark):
             manifest = write_manifest(self._folder, self._sources, self._routers, header, together)
             clean_after(self._folder, manifest)
         return manifest
 
-    def _check_there(self, written: Written) -> None:
+    def _check_there(self, written: WrittenFiles) -> None:
         for entry in (*written.files, *written.blobs):
             path = self._folder / entry.file
             if not path.exists() or path.stat().st_size != entry.file_bytes:

@@ -16,22 +16,24 @@ import torch
 
 from ...core.errors import CheckpointError, HedgerowError, InputError, SaveError
 from ...routing.router import Router
-from .files import (
-    PART,
-    HashedFile,
-    is_no_room,
-    read_plain,
-    remove,
-    room_left,
-    sync_folder,
+from .files import PART, HashedFile, is_no_room, read_plain, remove, room_left, sync_folder
+from .manifest import (
+    DENSE,
+    ID,
+    MANIFEST,
+    BlobEntry,
+    CheckpointManifest,
+    FileEntry,
+    Routing,
+    SavedTableEntry,
+    TableSchema,
+    deletion_columns,
+    row_bytes,
 )
-from .manifest import DENSE, MANIFEST, BlobEntry, FileEntry, Manifest, Routing, TableEntry
 from .manifest_reader import parse_manifest
-from .meter import Meter
 from .routers import TableRouters
-from .schema import ID, TableSchema, deletion_columns, row_bytes
-from .shard_file import Rows, ShardWriter
-from .workers import Workers
+from .shard_file import SavedRows, ShardWriter
+from .workers import Meter, Workers
 
 THREADS = 4  # tables, and again files, at a time
 _OURS = re.compile(
@@ -43,12 +45,12 @@ _OURS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TableSource:
     """One table to write: its schema, and its rows once `rows` is called."""
 
     name: str
     schema: TableSchema
-    rows: Callable[[], Iterator[Rows]]
+    rows: Callable[[], Iterator[SavedRows]]
     deletions: np.ndarray | None = None
     config: dict[str, Any] | None = None
     also: tuple[str, ...] = ()  # other names of the table
@@ -89,7 +91,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFiles:
     """Files of a save whose manifest is not there yet."""
 
     files: tuple[FileEntry, ...] = ()
@@ -98,12 +100,12 @@ class Written:
 
 def write_checkpoint(
     folder: Path,
-    sources: Sequence[Source],
+    sources: Sequence[TableSource],
     routers: TableRouters,
     header: Header,
     meter: Meter,
     threads: int = THREADS,
-) -> Manifest:
+) -> CheckpointManifest:
     """Writes all files, then the manifest. What fails leaves no file behind.
 
     Files have names that no other save uses, so the checkpoint that was in the folder stays whole
@@ -132,14 +134,14 @@ def is_mark(word: str) -> bool:
 
 def write_files(
     folder: Path,
-    sources: Sequence[Source],
+    sources: Sequence[TableSource],
     routers: TableRouters,
     header: Header,
     meter: Meter,
     mark: str,
     threads: int = THREADS,
     shard: int | None = None,
-) -> Written:
+) -> WrittenFiles:
     """The files of rows and blobs; of a single `shard`, if given, to which all rows must belong."""
     with Workers(threads) as writers:
         jobs = [
@@ -165,7 +167,7 @@ def write_files(
         ]
         if header.dense is not None:
             blobs.append(write_dense(folder, header.dense, mark))
-    return Written(tuple(files), tuple(blobs))
+    return WrittenFiles(tuple(files), tuple(blobs))
 
 
 def write_dense(folder: Path, dense: Dense, mark: str) -> BlobEntry:
@@ -175,14 +177,14 @@ def write_dense(folder: Path, dense: Dense, mark: str) -> BlobEntry:
 
 def write_manifest(
     folder: Path,
-    sources: Sequence[Source],
+    sources: Sequence[TableSource],
     routers: TableRouters,
     header: Header,
-    written: Written,
-) -> Manifest:
+    written: WrittenFiles,
+) -> CheckpointManifest:
     """Makes a checkpoint of files that are all there."""
     rule, files = routers.default, written.files
-    manifest, data = Manifest(
+    manifest, data = CheckpointManifest(
         routing=Routing(rule.dist_type, rule.shards, rule.rank0_empty),
         tables={s.name: _entry(s, files, routers.by_name[s.name]) for s in sources},
         files=files,
@@ -230,7 +232,7 @@ def clean_folder(folder: Path, keep: set[str]) -> None:
     remove(remains)
 
 
-def needed_bytes(sources: Sequence[Source], header: Header) -> int:
+def needed_bytes(sources: Sequence[TableSource], header: Header) -> int:
     """About how many bytes the files of a save will have."""
     return header.data_bytes + sum(source.data_bytes for source in sources)
 
@@ -301,7 +303,7 @@ class _TableJob:
         self,
         folder: Path,
         start: str,
-        source: Source,
+        source: TableSource,
         router: Router,
         shards: range,
         mark: str,
@@ -340,7 +342,7 @@ class _TableJob:
         if errors:
             raise errors[0]
 
-    def _write(self, writer: ShardWriter, rows: Rows) -> None:
+    def _write(self, writer: ShardWriter, rows: SavedRows) -> None:
         before = writer.file_bytes
         writer.write(rows)
         self._meter.add(len(rows), writer.file_bytes - before)
@@ -368,7 +370,7 @@ class _TableJob:
         path = self._folder / f"{self._start}-deletions-{self._mark}.arrow"
         writer = ShardWriter(path, deletion_columns())
         try:
-            writer.write(Rows({ID: self._source.deletions}))
+            writer.write(SavedRows({ID: self._source.deletions}))
             writer.finish()
         finally:
             writer.abandon()
@@ -381,7 +383,7 @@ def _file(writer: ShardWriter, table: str, shard: int, content: str) -> FileEntr
     )
 
 
-def _by_owner(rows: Rows, router: Router) -> Iterator[tuple[int, Rows]]:
+def _by_owner(rows: SavedRows, router: Router) -> Iterator[tuple[int, SavedRows]]:
     """The rows of each shard, in their order."""
     if not len(rows):
         return
@@ -396,11 +398,11 @@ def _by_owner(rows: Rows, router: Router) -> Iterator[tuple[int, Rows]]:
         yield shard, rows.take(order[start:stop])
 
 
-def _entry(source: Source, files: Sequence[FileEntry], router: Router) -> TableEntry:
+def _entry(source: TableSource, files: Sequence[FileEntry], router: Router) -> SavedTableEntry:
     def total(content: str) -> int:
         return sum(f.rows for f in files if f.table == source.name and f.content == content)
 
-    return TableEntry(
+    return SavedTableEntry(
         source.schema,
         total("rows"),
         total("deletions"),

@@ -1,19 +1,37 @@
-"""Bags of features pooled straight from the rows of tables on a device. Nothing here waits."""
+"""Reads and pools the features of a batch from device tables, and applies their gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ...core.shapes import Float32, Int64
+from ...kernels import pool
+from ...kernels.output_gradients import Occurrences, OutputGradients
+from ...kernels.pool_features import Features, spread
 from ...ops.segment import ragged_rows
-from ..bags import Bags, Feature, FeatureKeys
-from ..store import Lookup, Missing
+from ..device import DeviceTable
+from ..device_slots import MAX_IDS
+from ..module_store import (
+    FeatureBags,
+    FeatureGroup,
+    FeatureKeys,
+    Gradients,
+    ModuleStore,
+    TableFeature,
+)
+from ..store import Lookup, Missing, TableKeys
+from ..transfer import numbers_on
 
 if TYPE_CHECKING:
+    from .device_group import DeviceGroup
     from .device_tables import DeviceTables
+
 
 POOLED = ("sum", "mean", "sqrtn")  # what the kernel pools
 
@@ -25,7 +43,7 @@ class DeviceReader:
     store: DeviceTables
 
     def read(
-        self, bags: Bags, *, training: bool, step: int, keep: bool
+        self, bags: FeatureBags, *, training: bool, step: int, keep: bool
     ) -> tuple[tuple[Tensor, ...], DeviceBags | None]:
         """The vectors of each feature; to `keep`: what an update of them needs."""
         found = DeviceBags.of(self.store, bags)
@@ -43,7 +61,7 @@ class DeviceBags:
     weights: tuple[Float32[Tensor, "n"] | None, ...]
 
     @staticmethod
-    def of(store: DeviceTables, bags: Bags) -> DeviceBags:
+    def of(store: DeviceTables, bags: FeatureBags) -> DeviceBags:
         """The bags of a group of features."""
         keys, batch = bags.keys(len(store.names)), bags.batch
         names = [feature.name for feature in keys.features]
@@ -71,7 +89,7 @@ class DeviceBags:
         )
 
     @property
-    def features(self) -> tuple[Feature, ...]:
+    def features(self) -> tuple[TableFeature, ...]:
         """The features, in the order of the outputs."""
         return self.keys.features
 
@@ -97,3 +115,307 @@ class DeviceBags:
             grad = grad / (count if pooling == "mean" else count.sqrt())
         rows, weights = ragged_rows(splits, grad, len(self.ids_of(i))), self.weights[i]
         return rows.float() if weights is None else rows * weights.unsqueeze(1)
+
+
+Outputs = tuple[Tensor, ...]
+_MOST_GROUPS = 64  # of features asked for together, that are kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputRows:
+    """What a kernel read for all features, one output vector after the other."""
+
+    vectors: Float32[Tensor, "vectors dim"]
+    at: Occurrences
+    found: Any  # where the tables found the rows; for them alone
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BagsOfFeatures:
+    """The bags of all features of a batch, as `pool_features` takes them."""
+
+    offsets: Int64[Tensor, "names*samples+1"]
+    shifts: Int64[Tensor, "F"]
+    samples: int
+    weights: Float32[Tensor, "n"] | None
+
+
+class FeatureReader(Protocol):
+    """Reads all features of a module from a group of alike tables, and updates what it read."""
+
+    def rows_of_features(
+        self,
+        features: Features,
+        keys: TableKeys,
+        borders: Int64[Tensor, "F+1"],
+        sizes: Sequence[int],
+        *,
+        training: bool,
+        step: int,
+    ) -> OutputRows:
+        """The rows of all ids; the ids of each feature are between `borders`."""
+        ...
+
+    def pooled_features(
+        self,
+        features: Features,
+        keys: TableKeys,
+        bags: BagsOfFeatures,
+        *,
+        training: bool,
+        step: int,
+    ) -> OutputRows:
+        """The vectors of all bags."""
+        ...
+
+    def lookup_of(self, keys: TableKeys, found: Any) -> Lookup:
+        """Where the rows of a read were found, for an update with a gradient for each id."""
+        ...
+
+    def learn(
+        self, keys: TableKeys, found: Any, grads: OutputGradients, *, step: int, ts: int
+    ) -> bool:
+        """One step on all tables, where rows were found; False if they cannot take one step."""
+        ...
+
+
+class KnownFeatures:
+    """The groups of features that a store was asked for; single-owner."""
+
+    def __init__(self, store: ModuleStore, tables: DeviceGroup, reader: FeatureReader) -> None:
+        self._store, self._tables, self._reader = store, tables, reader
+        self._known: dict[FeatureGroup, GroupFeatures] = {}
+        self._captured = False
+
+    def of(self, group: FeatureGroup) -> GroupFeatures:
+        """What is known of a group of features; kept."""
+        # A graph reads what is kept here, at each replay.
+        self._captured |= self._tables.is_capturing()
+        known = self._known.get(group)
+        if known is None:
+            if len(self._known) >= _MOST_GROUPS and not self._captured:
+                self._known.clear()
+            known = self._known[group] = GroupFeatures(
+                self._store, self._tables, self._reader, group
+            )
+        return known
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shape:
+    """What the sizes of a batch say; kept, because most batches of a model have the same."""
+
+    batch_borders: tuple[int, ...]
+    splits: tuple[int, ...]  # of the tables
+    borders: tuple[int, ...]  # of the features among the keys
+    in_order: bool  # whether the ids of the batch are the keys
+    shifts: Int64[Tensor, "F"]  # from the places of ids in the batch to those in the keys
+    sizes: list[int]  # ids of each feature
+    cuts: Int64[Tensor, "F+1"]  # the borders, on the device
+
+
+class GroupFeatures:
+    """A group of features over a whole group of alike tables. Single-owner.
+
+    What does not change from step to step is kept here.
+    """
+
+    def __init__(
+        self, store: ModuleStore, tables: DeviceGroup, reader: FeatureReader, group: FeatureGroup
+    ) -> None:
+        self.store, self.tables, self.reader, self.group = store, tables, reader, group
+        features = group.features
+        self.unpooled = all(feature.pooling == "none" for feature in features)
+        self.features = tables.features(
+            [feature.table for feature in features],
+            group.places,
+            [feature.pooling for feature in features],
+        )
+        self._owners = [feature.table for feature in features]
+        self._firsts = any(isinstance(feature.pooling, tuple) for feature in features)
+        self._shape: _Shape | None = None
+        self._places: tuple[list[int], Tensor | None] = ([], None)
+
+    def takes(self, bags: FeatureBags) -> bool:
+        """Whether it can read this batch: kernels count in 32 bits."""
+        batch, weights = bags.batch, bags.batch.weights
+        plain = weights is None or (weights.is_contiguous() and not weights.requires_grad)
+        if not plain and not self.unpooled:
+            return False
+        if not batch.values.is_contiguous() or not batch.offsets.is_contiguous():
+            return False
+        if batch.values.device != self.store.device:  # the old way says what is wrong
+            return False
+        room = max(batch.values.shape[0], batch.samples * max(self.features.fans))
+        return room * len(self.group.features) < MAX_IDS
+
+    def read(
+        self, bags: FeatureBags, *, training: bool, step: int, keep: bool
+    ) -> tuple[Outputs, FeaturesRead | None]:
+        """The outputs of all features and, to `keep` for an update, where their rows are."""
+        batch, shape = bags.batch, self._shape_of(bags)
+        ids, sizes = batch.values, shape.sizes
+        if not shape.in_order:
+            ids = torch.cat([bags.ids_of(i) for i in range(len(sizes))])
+        keys = TableKeys(ids, shape.splits)
+        single = not self._firsts and batch.weights is None and batch.has_one_id_each()
+        if self.unpooled or single:
+            made = self.reader.rows_of_features(
+                self.features, keys, shape.cuts, sizes, training=training, step=step
+            )
+        else:
+            sizes = [batch.samples * fan for fan in self.features.fans]
+            made = self.reader.pooled_features(
+                self.features, keys, self._bags(bags, shape), training=training, step=step
+            )
+        # Parts that are no views of each other: autograd takes in-place changes of such outputs.
+        outs = torch.unsafe_split_with_sizes(made.vectors, sizes)
+        if self._firsts:
+            for out, feature in zip(outs, self.group.features, strict=True):
+                if isinstance(feature.pooling, tuple):
+                    out.resize_(batch.samples, feature.pooling[1], out.shape[1])
+        if not keep:
+            return tuple(outs), None
+        read = FeaturesRead(self, keys, shape.borders, made.found, made.at, batch.samples)
+        return tuple(outs), read
+
+    def gradients(self, read: FeaturesRead, grads: Sequence[Tensor | None]) -> OutputGradients:
+        """The gradients of the outputs of a read, where they are."""
+        firsts = [first if first < 0 else first * read.samples for first in self.features.largest]
+        plain = [None if grad is None else _plain(grad) for grad in grads]
+        n, dim = len(read.keys.ids), self.store.dims[0]
+        return OutputGradients.of(plain, read.occurrences, n, dim, firsts, self._on_device)
+
+    # ---- helpers
+
+    def _bags(self, bags: FeatureBags, shape: _Shape) -> BagsOfFeatures:
+        batch, weights = bags.batch, bags.batch.weights
+        if weights is not None and not shape.in_order:
+            where = [(batch.borders()[p], batch.borders()[p + 1]) for p in self.group.places]
+            weights = torch.cat([weights[start:stop] for start, stop in where])
+        return BagsOfFeatures(batch.offsets, shape.shifts, batch.samples, weights)
+
+    def _shape_of(self, bags: FeatureBags) -> _Shape:
+        batch_borders, known = tuple(bags.batch.borders()), self._shape
+        capturing = self.tables.is_capturing()  # a graph needs its own: those kept are replaced
+        if known is not None and known.batch_borders == batch_borders and not capturing:
+            return known
+        places, device = self.group.places, self.store.device
+        sizes = [batch_borders[place + 1] - batch_borders[place] for place in places]
+        of_table = [0] * len(self.store.names)
+        for owner, size in zip(self._owners, sizes, strict=True):
+            of_table[owner] += size
+        borders = (0, *accumulate(sizes))
+        shifts = [borders[i] - batch_borders[place] for i, place in enumerate(places)]
+        numbers = numbers_on([*shifts, *borders], device)
+        made = _Shape(
+            batch_borders,
+            (0, *accumulate(of_table)),
+            borders,
+            not any(shifts) and borders[-1] == batch_borders[-1],
+            numbers[: len(places)],
+            sizes,
+            numbers[len(places) :],
+        )
+        if not capturing:
+            self._shape = made
+        return made
+
+    def _on_device(self, numbers: Sequence[int]) -> Int64[Tensor, "numbers"]:
+        """Numbers on the device; those of the call before need not go there again."""
+        last, there = self._places
+        if last == numbers and there is not None and not self.tables.is_capturing():
+            return there
+        there = numbers_on(numbers, self.store.device)
+        if not self.tables.is_capturing():
+            self._places = (list(numbers), there)
+        return there
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeaturesRead:
+    """What was read of one batch: where its rows are, and which outputs they went into."""
+
+    group: GroupFeatures
+    keys: TableKeys
+    borders: tuple[int, ...]
+    found: Any  # where the rows are, as the tables told
+    occurrences: Occurrences
+    samples: int
+
+    @property
+    def features(self) -> tuple[TableFeature, ...]:
+        """The features, in the order of the outputs."""
+        return self.group.group.features
+
+    @property
+    def at(self) -> Lookup:
+        """Where the rows were found, for updates that need the gradient of each id."""
+        return self.group.reader.lookup_of(self.keys, self.found)
+
+    @property
+    def learner(self) -> FeaturesRead:
+        """Itself."""
+        return self
+
+    def ids_of(self, i: int) -> Int64[Tensor, "n"]:
+        """The ids of feature `i`."""
+        return self.keys.ids[self.borders[i] : self.borders[i + 1]]
+
+    def key_gradients(self, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
+        """The gradient of each id of feature `i`."""
+        alone: list[Tensor | None] = [None] * len(self.features)
+        alone[i] = grad
+        with self.group.tables.on_device():
+            return spread(self.group.gradients(self, alone), self.borders[i], self.borders[i + 1])
+
+    def learns(self, given: Sequence[Gradients], clip: float) -> bool:
+        """One read, with a gradient of every feature."""
+        return len(given) == 1 and given[0].are_whole and not clip
+
+    def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
+        """One optimizer step per id, in the slots where rows were found."""
+        del clip
+        tables = self.group.tables
+        grads = self.group.gradients(self, given[0].grads)
+        if self.group.reader.learn(self.keys, self.found, grads, step=step, ts=ts):
+            return
+        with tables.on_device():  # a table left the group, or their rates differ
+            flat = spread(grads, 0, len(self.keys.ids)).view(-1)
+        self.group.store.apply_gradients(self.at, flat, step=step, ts=ts)
+
+
+def _plain(grad: Tensor) -> Tensor:
+    """A gradient as kernels read it: float32 at addresses and strides."""
+    if grad.dtype is torch.float32 and grad.layout is torch.strided and not grad.is_neg():
+        return grad
+    return grad.to_dense().resolve_neg().float()
+
+
+def find_rows(table: DeviceTable, keys: TableKeys) -> Lookup:
+    """A lookup that holds the slots of `keys` but no rows, for `pool_bags` and for an update."""
+    slots = table.find_slots(keys)
+    nothing = torch.empty(0, dtype=torch.float32, device=table.device)
+    return Lookup(keys, nothing, (table.config.dim,), slots, table.epoch)
+
+
+def pool_bags(
+    table: DeviceTable,
+    ids: Int64[Tensor, "n"],
+    slots: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "bags+1"],
+    pooling: str,
+    *,
+    weights: Float32[Tensor, "n"] | None = None,
+    missing: Missing = "zeros",
+) -> Float32[Tensor, "bags dim"]:
+    """One vector per bag of found ids; `pooling` is "sum", "mean" or "sqrtn".
+
+    An absent id counts with the row that `DeviceTable.lookup` would give for it.
+    """
+    born = missing == "initializer" or (missing == "training" and table.config.admit is None)
+    with table.on_device():
+        return pool.pool(
+            *(table.arrays, ids, slots, splits, pooling, weights),
+            table.parts if born else (),
+        )

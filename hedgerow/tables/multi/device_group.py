@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from ...core.shapes import Bool, Float32, Int32, Int64
-from ...kernels import absent, find, leave, lookup, pool_features, put_rows, runs, seat
+from ...kernels import find, incoming_rows, leave, lookup, pool_features, runs
 from ...kernels import step as steps
-from ...kernels.coming import Coming
-from ...kernels.layout import LANES, NO_STEP, Arrays, Part, draws_of
+from ...kernels.incoming_rows import IncomingRows
+from ...kernels.layout import LANES, NO_STEP, Arrays, RowSegment, draws_of
 from ...kernels.output_gradients import Occurrences, OutputGradients
-from ..copies import numbers_on
 from ..device import DeviceTable
 from ..device_slots import MAX_IDS
-from ..schedules import Rate
+from ..optimizers import Rate
 from ..store import Lookup, TableKeys
-from .device_features import BagsOfFeatures, OutputRows
+from ..transfer import numbers_on
+from .device_bags import BagsOfFeatures, OutputRows
 
 _SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
 _EPOCH = attrgetter("slots.epoch")
@@ -157,7 +157,7 @@ class DeviceGroup:
     ) -> tuple[Int64[Tensor, "n"], absent.Listing]:
         """Slots, each within its table; and keys without a row, up to `room` of each table."""
         with self._tables[0].slots.on_device():
-            return absent.find_and_list(self._arrays, keys.ids, self._cuts(keys), room)
+            return incoming_rows.find_and_list(self._arrays, keys.ids, self._cuts(keys), room)
 
     def read(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], out: Float32[Tensor, "n dim"]
@@ -310,12 +310,12 @@ class DeviceGroup:
             return find.find(self._arrays, keys.ids, keys.used, self._cuts(keys))
 
     def numbered(
-        self, keys: TableKeys, slots: Int64[Tensor, "n"], marks: seat.Marks | None = None
+        self, keys: TableKeys, slots: Int64[Tensor, "n"], marks: runs.Marks | None = None
     ) -> Int32[Tensor, "n"]:
         """Slots as all tables together number them, marked if that is asked for; -1 stays."""
         with self._tables[0].slots.on_device():
             cuts = self._cuts(keys)
-            return seat.seat(self._arrays, keys.ids, slots, None, cuts, insert=False, marks=marks)
+            return runs.seat(self._arrays, keys.ids, slots, None, cuts, insert=False, marks=marks)
 
     def step_known(
         self,
@@ -339,14 +339,18 @@ class DeviceGroup:
         return done
 
     def put(
-        self, coming: Coming, uses: put_rows.Uses, now: int, waiting: put_rows.Waiting | None
+        self,
+        coming: IncomingRows,
+        uses: incoming_rows.ArrivalCounts,
+        now: int,
+        waiting: incoming_rows.WaitingBatch | None,
     ) -> Int32[Tensor, "n"]:
         """Rows that were found elsewhere come to ids that have none here.
 
         As `put_rows.put_rows`, with slots numbered through all tables.
         """
         with self._tables[0].slots.on_device():
-            return put_rows.put_rows(self._arrays, coming, uses, now, waiting)
+            return incoming_rows.put_rows(self._arrays, coming, uses, now, waiting)
 
     def old_rows(
         self,
@@ -358,7 +362,9 @@ class DeviceGroup:
         limit: int,
         turn: int,
         crowded: TableKeys | None = None,
-    ) -> tuple[leave.Chosen, Float32[Tensor, "room dim"], Float32[Tensor, "room floats"]]:
+    ) -> tuple[
+        leave.EvictionCandidates, Float32[Tensor, "room dim"], Float32[Tensor, "room floats"]
+    ]:
         """Rows that may leave, `most` of each table, as `leave.choose_old` has them.
 
         They are about this share of the slots of each; of one without a share only those that
@@ -390,14 +396,14 @@ class DeviceGroup:
             raw = lookup.gather(self._arrays, chosen.dirty, self._tables[0].layout.state_floats)
         return chosen, rows, raw
 
-    def clean(self, chosen: leave.Chosen, changed: Bool[Tensor, "slots"]) -> None:
+    def clean(self, chosen: leave.EvictionCandidates, changed: Bool[Tensor, "slots"]) -> None:
         """The rows that were listed as changed are written elsewhere."""
         with self._tables[0].slots.on_device():
             leave.clean(chosen, changed)
 
     def take_out(
         self,
-        chosen: leave.Chosen,
+        chosen: leave.EvictionCandidates,
         used: Int32[Tensor, "slots"],
         changed: Bool[Tensor, "slots"],
         left: Int64[Tensor, "K"],
@@ -414,14 +420,14 @@ class DeviceGroup:
         On any stream: those cuts that are kept are another's, who may replace them meanwhile.
         """
         with self._tables[0].slots.on_device():
-            return absent.absent(self._arrays, keys.ids, _cuts_of(keys), used, now, room)
+            return incoming_rows.absent(self._arrays, keys.ids, _cuts_of(keys), used, now, room)
 
     def absent_slots(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], room: int | None = None
     ) -> absent.Listing:
         """Keys whose slot is -1, up to `room` of each table, or all."""
         with self._tables[0].slots.on_device():
-            return absent.absent_slots(keys.ids, slots, self._cuts(keys), room)
+            return incoming_rows.absent_slots(keys.ids, slots, self._cuts(keys), room)
 
     def spread(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
         """Zeros for every slot of all tables, and the part of each table."""
@@ -462,7 +468,7 @@ def kind_of(table: object) -> object:
     return table.order is not None, table.config.dim, table.layout.state_floats, key, *parts
 
 
-def _common_parts(tables: Sequence[DeviceTable]) -> tuple[Part, ...]:
+def _common_parts(tables: Sequence[DeviceTable]) -> tuple[RowSegment, ...]:
     """The parts of the first table, with the first values of all."""
     columns = zip(*(table.parts for table in tables), strict=True)
     return tuple(

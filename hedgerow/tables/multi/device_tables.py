@@ -14,23 +14,19 @@ from ...core.clock import Clock
 from ...core.errors import InputError
 from ...core.shapes import Bool, Float32, Int8, Int64
 from ...kernels.layout import LANES
-from .. import arguments, device_pool
-from ..bags import Bags
+from .. import arguments
 from ..config import TableConfig
-from ..copies import host_room, to_host
 from ..device import DeviceTable
 from ..device_slots import FILL, MAX_IDS, Full
 from ..host import HostTable
-from ..policy import PLAIN, UpdatePolicy
-from ..schedules import Rate
-from ..store import Applied, Lookup, Missing, TableKeys, as_keys
-from ..summed import summed
-from . import parts
-from .device_bags import POOLED, DeviceReader
-from .device_features import GroupFeatures, KnownFeatures
+from ..module_store import FeatureBags
+from ..optimizers import Rate
+from ..store import PLAIN, Applied, Lookup, Missing, TableKeys, UpdatePolicy, as_keys, summed
+from ..transfer import host_room, to_host
+from . import device_bags, parts
+from .device_bags import POOLED, DeviceReader, GroupFeatures, KnownFeatures
 from .device_group import DeviceGroup
-from .multi_config import MultiConfig
-from .several_tables import SeveralTables, stays
+from .several_tables import MultiConfig, SeveralTables, stays
 
 _LEAST_ROWS = 1 << 16  # room of a table that does not say how many rows it will have
 
@@ -208,7 +204,7 @@ class DeviceTables(SeveralTables):
         made = group.step(keys, rows.view(-1, self.dims[0]), agreed, max(times), known, step)
         return Applied(made.sum(dim=0))
 
-    def bags_reader(self, bags: Bags) -> GroupFeatures | DeviceReader | None:
+    def bags_reader(self, bags: FeatureBags) -> GroupFeatures | DeviceReader | None:
         """What pools these bags from slots; None where their rows are to be read."""
         batch = bags.batch
         if self._group is not None and self._features is not None and self._group.whole():
@@ -240,7 +236,7 @@ class DeviceTables(SeveralTables):
         keys = self._keys(keys)
         slots, epochs = torch.full_like(keys.ids, -1), []
         for k, own in enumerate(self._split(keys)):
-            found = device_pool.find(self._on_device(k), own)
+            found = device_bags.find_rows(self._on_device(k), own)
             slots[keys.splits[k] : keys.splits[k + 1]] = _there(found.slots)
             epochs.append(found.epoch)
         return Lookup(
@@ -264,7 +260,7 @@ class DeviceTables(SeveralTables):
     ) -> Float32[Tensor, "bags dim"]:
         """Bags of the ids of table `k` between `borders`, pooled straight from its rows."""
         ids, slots = (x[borders[0] : borders[1]] for x in (found.keys.ids, _there(found.slots)))
-        return device_pool.pool_bags(
+        return device_bags.pool_bags(
             self._on_device(k), ids, slots, splits, pooling, weights=weights, missing=missing
         )
 

@@ -15,12 +15,12 @@ from ...core import checks
 from ...core.errors import InputError
 from ...core.shapes import Float32, Int64
 from ..host import HostTable
-from ..schedules import Rate
+from ..optimizers import Rate
 from ..store import Applied, Lookup, Missing, TableKeys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class TableCall:
     """The share of one table in a call: its ids and their rows, gradients or room for rows."""
 
     table: HostTable
@@ -51,7 +51,7 @@ def cut(
     rates: Sequence[Sequence[Rate] | None] | None = None,
     counts: Int64[Tensor, "n"] | None = None,
     found: Lookup | None = None,
-) -> list[Part]:
+) -> list[TableCall]:
     """Parts of flat ids and rows, without copies; cells without ids are left out.
 
     Whoever calls has checked `ids`, `id_offsets` and `flat`. `found` says where the rows of all ids
@@ -70,12 +70,12 @@ def cut(
         own_ids = ids[start:stop]
         place = None if found is None else found.in_table(k, TableKeys(own_ids, (0, stop - start)))
         own_found = place if isinstance(place, Lookup) else None
-        parts.append(Part(tables[k], own_ids, rows, own_rates, own_counts, own_found))
+        parts.append(TableCall(tables[k], own_ids, rows, own_rates, own_counts, own_found))
     return parts
 
 
 def lookup(
-    parts: Sequence[Part], *, missing: Missing = "zeros", step: int | None = None
+    parts: Sequence[TableCall], *, missing: Missing = "zeros", step: int | None = None
 ) -> list[Tensor]:
     """Fills the parts' rows; where a table tells where it found its own, that is returned."""
     slots = list[Tensor]()
@@ -86,26 +86,26 @@ def lookup(
     return slots
 
 
-def assign(parts: Sequence[Part], *, ts: int = 0) -> Applied:
+def assign(parts: Sequence[TableCall], *, ts: int = 0) -> Applied:
     """Sets rows; optimizer state is kept."""
     _check_rows(parts, ts)
     return total([part.table.assign(part.ids, part.rows, ts=ts) for part in parts])
 
 
-def assign_add(parts: Sequence[Part], *, ts: int = 0) -> Applied:
+def assign_add(parts: Sequence[TableCall], *, ts: int = 0) -> Applied:
     """Adds to rows; an absent one starts from its first value."""
     _check_rows(parts, ts)
     return total([part.table.assign_add(part.ids, part.rows, ts=ts) for part in parts])
 
 
-def _check_rows(parts: Sequence[Part], ts: int) -> None:
+def _check_rows(parts: Sequence[TableCall], ts: int) -> None:
     checks.count("ts", ts)
     for part in parts if len(parts) > 1 else ():  # one alone is checked by its own call
         part.table.core.checked_keys_and_rows(part.ids, part.rows)
 
 
 def apply_gradients(
-    parts: Sequence[Part],
+    parts: Sequence[TableCall],
     *,
     step: int | None = None,
     ts: int = 0,

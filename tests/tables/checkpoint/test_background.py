@@ -19,9 +19,8 @@ from hedgerow import native
 from hedgerow.core.errors import SaveError
 from hedgerow.routing.router import Router
 from hedgerow.tables.checkpoint import files
-from hedgerow.tables.checkpoint.background import threads_beside
-from hedgerow.tables.checkpoint.sha256 import Sha256Behind
-from hedgerow.tables.checkpoint.workers import Workers
+from hedgerow.tables.checkpoint.files import BackgroundSha256
+from hedgerow.tables.checkpoint.workers import Workers, background_threads
 from hedgerow.tables.store import Entries
 
 from .common import content, filled
@@ -67,7 +66,7 @@ def test_a_save_beside_training_takes_a_quarter_of_the_threads_of_tables(
     before = native.threads()
     try:
         native.set_threads(threads)
-        assert threads_beside(1) == min(1, threads // 4)
+        assert background_threads(1) == min(1, threads // 4)
         table, fresh = filled(2000), filled(3)
         hr.save_tables_async([table], tmp_path / "a", router=Router("roundrobin", 3)).wait()
         hr.load_tables(tmp_path / "a", [fresh], router=Router("roundrobin", 1))
@@ -79,7 +78,7 @@ def test_a_save_beside_training_takes_a_quarter_of_the_threads_of_tables(
 @given(st.lists(st.integers(0, 3 << 19), max_size=30))
 @settings(max_examples=20)
 def test_a_checksum_behind_is_that_of_all_pieces_in_order(sizes: list[int]) -> None:
-    behind, together = Sha256Behind(), hashlib.sha256()
+    behind, together = BackgroundSha256(), hashlib.sha256()
     for number, size in enumerate(sizes):
         piece = bytes([number]) * size
         behind.update(memoryview(piece))

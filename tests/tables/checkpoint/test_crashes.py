@@ -15,9 +15,8 @@ import torch
 
 import hedgerow as hr
 from hedgerow.routing.router import Router
-from hedgerow.tables.checkpoint.chain import Chain
+from hedgerow.tables.checkpoint.chain import Chain, newest
 from hedgerow.tables.checkpoint.increments import compact
-from hedgerow.tables.checkpoint.newest import newest
 
 from .common import config, some_ids
 

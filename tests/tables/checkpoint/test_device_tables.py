@@ -13,7 +13,7 @@ from hedgerow.routing.router import Router
 from hedgerow.tables import admission, initializers, optimizers
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.device import DeviceTable
-from hedgerow.tables.expiry import Ttl
+from hedgerow.tables.eviction import Ttl
 from hedgerow.tables.host import HostTable
 
 from ...support import everything

@@ -22,8 +22,7 @@ from hedgerow.core.errors import (
 )
 from hedgerow.routing.router import Router
 from hedgerow.tables.checkpoint.chain import Chain
-from hedgerow.tables.checkpoint.increments import compact
-from hedgerow.tables.checkpoint.reshard import reshard
+from hedgerow.tables.checkpoint.increments import compact, reshard
 
 from .common import config, content, filled, step_of
 

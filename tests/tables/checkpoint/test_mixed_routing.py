@@ -12,9 +12,8 @@ import hedgerow as hr
 from hedgerow.core.errors import CheckpointError, InputError
 from hedgerow.routing.router import Router
 from hedgerow.tables.checkpoint.chain import Chain
-from hedgerow.tables.checkpoint.increments import compact
+from hedgerow.tables.checkpoint.increments import compact, reshard
 from hedgerow.tables.checkpoint.manifest_reader import read_manifest
-from hedgerow.tables.checkpoint.reshard import reshard
 
 from .common import change_manifest, config, content, filled, some_ids, step_of
 

@@ -19,8 +19,8 @@ from hedgerow.core.errors import (
     SaveError,
     StateError,
 )
-from hedgerow.tables.checkpoint.changes import Changes
-from hedgerow.tables.filters import SlidingFilter
+from hedgerow.tables.admission import SlidingFilter
+from hedgerow.tables.checkpoint.save import ChangedKeys
 
 from .common import content, filled, some_ids, step_of
 
@@ -192,7 +192,7 @@ def test_one_consumer_serves_one_save_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="a second snapshot"):
         hr.save_increment(tmp_path / "a", [table], consumer="saves")
     with pytest.raises(CheckpointError, match="another save takes the changed keys"):
-        Changes({"item": table}, "saves").take()
+        ChangedKeys({"item": table}, "saves").take()
     go.set()
     handle.wait()
     with pytest.raises(CheckpointError, match="has not collected"):

@@ -26,7 +26,7 @@ from hedgerow.core.errors import (
     SaveError,
 )
 from hedgerow.routing.router import Router
-from hedgerow.tables.checkpoint.newest import newest
+from hedgerow.tables.checkpoint.chain import newest
 
 from .common import change_manifest, config, content, filled, some_ids, step_of
 

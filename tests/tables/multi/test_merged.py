@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from hedgerow.core.errors import DtypeError, InputError, NotSupportedError, UnknownNameError
+from hedgerow.monolith.tables.merged import MergedMultiTypeTable
 from hedgerow.tables import initializers, optimizers
 from hedgerow.tables.admission import Count
-from hedgerow.tables.checkpoint.load import load_tables
-from hedgerow.tables.checkpoint.load_job import Loaded
+from hedgerow.tables.checkpoint.load import LoadResult, load_tables
 from hedgerow.tables.checkpoint.save import save_tables
-from hedgerow.tables.expiry import Lru
+from hedgerow.tables.eviction import Lru
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.multi.merged import MergedMultiTypeTable
 
 from ...support import everything, table_config
 
@@ -56,7 +55,7 @@ def test_a_slot_that_joins_or_leaves_renames_nothing_and_moves_no_row() -> None:
     assert rows[0][0] == rows[0][1].name
 
 
-def _loaded(path: Path, table: MergedMultiTypeTable) -> Loaded:
+def _loaded(path: Path, table: MergedMultiTypeTable) -> LoadResult:
     return load_tables(path, [table.table(group.slots[0]) for group in table.groups])
 
 

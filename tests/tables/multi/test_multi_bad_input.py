@@ -18,12 +18,11 @@ from hedgerow.core.errors import (
     UnknownNameError,
 )
 from hedgerow.core.ids import Ragged
+from hedgerow.monolith.tables.multi_type import MultiTypeTable, NativeMultiTable
 from hedgerow.tables import compressors, optimizers
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.multi.host_tables import HostTables
-from hedgerow.tables.multi.multi_type import MultiTypeTable
-from hedgerow.tables.multi.native_multi import NativeMultiTable
-from hedgerow.tables.schedules import Polynomial
+from hedgerow.tables.optimizers import Polynomial
 from hedgerow.tables.store import TableKeys
 
 from ...support import table_config

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow.core.errors import ConfigError, UnknownNameError
+from hedgerow.monolith.tables.merged import group_names, legacy_names, merged_name
 from hedgerow.tables import compressors, initializers, optimizers
 from hedgerow.tables.admission import Count
 from hedgerow.tables.config import TableConfig
-from hedgerow.tables.expiry import Lru
-from hedgerow.tables.multi import multi_config
-from hedgerow.tables.multi.merged_names import group_names, legacy_names, merged_name
-from hedgerow.tables.multi.multi_config import MultiConfig, canonical
-from hedgerow.tables.schedules import Polynomial
+from hedgerow.tables.eviction import Lru
+from hedgerow.tables.multi import several_tables
+from hedgerow.tables.multi.several_tables import MultiConfig, canonical
+from hedgerow.tables.optimizers import Polynomial
 
 from ...support import OPTIMIZERS, table_config
 from .many import CONFIGS, DIMS, NAMES
@@ -50,9 +50,9 @@ def test_other_content_gives_another_object() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    for dim in range(1, 2 * multi_config._KEPT):
+    for dim in range(1, 2 * several_tables._KEPT):
         MultiConfig.of({"bounded": table_config(dim=dim)})
-    assert multi_config._remembered.cache_info().currsize <= multi_config._KEPT
+    assert several_tables._remembered.cache_info().currsize <= several_tables._KEPT
 
 
 def test_a_rate_without_a_hash_is_served_too() -> None:
@@ -171,7 +171,7 @@ def test_configs_share_a_name_exactly_where_they_differ_in_their_name_alone(
     assert group_names(configs * 2) == names * 2
 
 
-def test_the_originals_names_do_not_depend_on_the_order_given() -> None:
+def test_monolith_names_do_not_depend_on_the_order_given() -> None:
     assert merged_name(["b", "a"]) == merged_name(["a", "b"]) != merged_name(["a,b", "c"])
     with pytest.raises(ValueError, match="at least one slot"):
         merged_name([])

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hedgerow.core.errors import NotSupportedError
+from hedgerow.monolith.tables.multi_type import MultiTypeTable
 from hedgerow.tables import initializers, optimizers
 from hedgerow.tables.admission import Count
-from hedgerow.tables.multi.multi_type import MultiTypeTable
 
 from ...support import everything, table_config
 from .many import CONFIGS, DIMS, NAMES, all_rows, apart

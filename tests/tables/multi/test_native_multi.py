@@ -7,8 +7,8 @@ import torch
 
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.ids import Ragged
+from hedgerow.monolith.tables.multi_type import NativeMultiTable
 from hedgerow.tables import initializers, optimizers
-from hedgerow.tables.multi.native_multi import NativeMultiTable
 
 from ...support import everything, table_config
 from .many import CONFIGS, NAMES, all_rows, apart

@@ -1,0 +1,108 @@
+"""Paths that users give, files that are written whole or not at all, and pictures as PNG files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .errors import HedgerowError, InputError, MissingExtraError, SaveError
+
+# pathlib writes the two slashes of a URL as one. One letter before the colon is a drive.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def local_path(path: str | PathLike[str]) -> Path:
+    """`path` as a `Path`; the URL of another place is refused, not made a folder of that name.
+
+    >>> local_path("runs/first").as_posix()
+    'runs/first'
+    >>> local_path("s3://bucket/run")
+    Traceback (most recent call last):
+    hedgerow.core.errors.InputError: 's3://bucket/run' is a URL; paths are of this machine's file \
+system so far: mount the place, or copy the files here, and give that path.
+    """
+    text = fspath(path)
+    if "\0" in os.fsdecode(text):
+        raise InputError(f"{text!r} has a null character, which no path may have; remove it.")
+    if isinstance(text, str) and _URL.match(text):
+        raise InputError(
+            f"{text!r} is a URL; paths are of this machine's file system so far: mount the place, "
+            f"or copy the files here, and give that path."
+        )
+    return Path(path)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the disk in the block becomes a `SaveError` that names the file.
+
+    The system does not say which file had no room.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, HedgerowError):
+            raise
+        raise SaveError(
+            f"{path} could not be written: {error.strerror or error}. Make room, or choose a "
+            f"place that this process may write to."
+        ) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Beside first, then renamed: a reader finds the old file or the new one.
+
+    What is no plain file, as `/dev/stdout` or a link, is written to as it is.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(Path(folder) / "new" / "a", "text")
+    ...     (Path(folder) / "new" / "a").read_text()
+    'text'
+    """
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_text(text, encoding="utf-8")
+            return
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with part.open("w", encoding="utf-8") as out:
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+Axes: TypeAlias = Any  # matplotlib's, which may not be there
+Figure: TypeAlias = Any
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches, bound to no window."""
+    try:
+        from matplotlib import figure
+    except ImportError as error:
+        raise MissingExtraError(
+            f"pictures need matplotlib ({error}); pip install hedgerow[plan]."
+        ) from error
+    return figure.Figure((width, height), dpi=120, layout="constrained")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """The whole picture or none: written beside, then renamed."""
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            figure.savefig(part, format="png")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)

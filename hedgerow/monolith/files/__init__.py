@@ -1,0 +1,1 @@
+"""Monolith's table files, read and written."""

@@ -1,0 +1,1 @@
+"""Monolith's synchronous training: its start, transports and GPU options."""

@@ -1,0 +1,1 @@
+"""Monolith's sync of changed rows to the servers that predict."""

@@ -1,0 +1,1 @@
+"""Monolith's tables by slot name, in one process, over ranks and on servers."""

@@ -1,0 +1,217 @@
+"""Builds tables in two tiers: on a device and the host, or in memory and on disk."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ..core.clock import Clock
+from ..core.errors import ConfigError
+from ..core.units import format_bytes, parse_bytes
+from ..launch.rank_info import rank_info
+from ..planner.plan import Placed
+from ..planner.problem.options import Mode
+from ..planner.sizes.layout import HEDGEROW, Slots
+from ..tables.config import TableConfig
+from ..tables.host import HostTable
+from ..tables.host_core import RowFile
+from ..tables.layout import RowLayout
+from ..tiers.tier_tables import Tiers, TierTable, TierTables, tier_table, tier_tables
+from .embedding_modules import EmbeddingModule, collections_of
+from .plan import specs_of
+
+if TYPE_CHECKING:
+    from ..tables.device import DeviceTable
+
+
+IN_TIERS = (Mode.HYBRID, Mode.CACHING)
+_TOLERANCE = 0.02  # of the planned bytes; more is said
+
+
+def tiers_as_planned(
+    one: EmbeddingModule, placed: Sequence[Placed], device: torch.device
+) -> TierTables:
+    """The tables of a collection, empty, each as its line of the plan says."""
+    configs, tables = one.store.configs_to_move(device), []
+    lines = [line for line in placed if line.mode in IN_TIERS]
+    asked = [(configs[line.name], planned_tiers(line)) for line in lines]
+    in_tiers, groups = tier_tables(asked, device=device, clock=one.clock)
+    by_name = {table.config.name: table for table in in_tiers}
+    for line in placed:
+        config = configs[line.name]
+        made: HostTable | DeviceTable | TierTable
+        if line.mode in IN_TIERS:
+            made = by_name[line.name]
+            compare_with_plan(line, made)
+        elif line.mode is Mode.HBM_ONLY:
+            from ..tables.device import DeviceTable
+
+            _, slots = _room(line)
+            made = DeviceTable(config, capacity_rows=slots, device=device, clock=one.clock)
+            compare_with_plan(line, made)
+        else:
+            made = HostTable(config, clock=one.clock)
+        tables.append(made)
+    return TierTables(tables, device=device, together=groups)
+
+
+def planned_tiers(line: Placed) -> Tiers:
+    """Rows of the fast tier, and the slots of a device table for them.
+
+    >>> from ..planner.placed import Forecast
+    >>> from ..planner.problem.variant import Variant
+    >>> line = Placed(name="item", variant=Variant(Mode.HYBRID, "0.1"), dist_type="roundrobin",
+    ...     rows_per_rank=1000, row_bytes=64, hbm_bytes=0, ddr_bytes=0, forecast=Forecast(0.5, 0.0))
+    >>> planned_tiers(line)
+    Tiers(mode='HYBRID', fast_rows=100, slots=128, allow_small=False)
+    """
+    rows, slots = _room(line)
+    return Tiers(mode=line.mode.value, fast_rows=rows, slots=slots)
+
+
+def compare_with_plan(line: Placed, table: HostTable | DeviceTable | TierTable) -> float | None:
+    """How far the bytes of rows on a device are from the planned ones; logs what is more than 2 %.
+
+    None for a table in host memory, which takes memory as rows come.
+    """
+    fast = table.fast if isinstance(table, TierTable) else table
+    beside = table.device_bytes() if isinstance(table, TierTable) else 0
+    if isinstance(fast, HostTable):
+        return None
+    slots, (rows, _) = _slots(line), _room(line)
+    planned = slots.count(rows) * line.row_bytes + slots.metadata(rows)
+    held = sum(fast.arrays.nbytes) + beside
+    off = held / planned - 1
+    if abs(off) > _TOLERANCE:
+        logging.getLogger("hedgerow").warning(
+            "table %s: its rows on the device take %s, the plan says %s (%+.1f %%). Plan again "
+            "with this version, or calibrate.",
+            *(line.name, format_bytes(held), format_bytes(planned), 100 * off),
+        )
+    return off
+
+
+def _room(line: Placed) -> tuple[int, int]:
+    """Rows that a table has on a device, and slots for them."""
+    share, slots = line.variant.share, _slots(line)
+    rows = max(1, line.rows_per_rank * share.numerator // share.denominator)
+    return rows, slots.count(rows) - slots.extra
+
+
+def _slots(line: Placed) -> Slots:
+    """Our own tables' slots on a device, whatever layout the plan was made with."""
+    tiers = {Mode.CACHING: HEDGEROW.cache, Mode.HYBRID: HEDGEROW.front}
+    return tiers.get(line.mode, HEDGEROW.whole)
+
+
+_TS_BYTES = 8
+_LEAST_BYTES = 2**16  # of memory for a table with rows in a file: a call touches many pages
+
+
+def keep_on_disk(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    memory: str | int,
+    rows: Mapping[str, int] | None = None,
+) -> None:
+    """Keeps the rows of a model's tables within `memory` bytes of this process; others in files.
+
+    Tables share the memory evenly; a small one that needs less than its part is whole in it, and
+    what it leaves goes to the others. Of those half is for their hottest rows (HYBRID), and half
+    for pages of a file in `folder`, which has no name and goes with the process. Indexes are in
+    memory beside: 16 to 20 bytes a row, 134 more for a hot one. No number changes by it.
+
+    A table's size is `rows` here, or `rows=` of its hr.Table; one that gets more rows than that
+    takes more memory if it was to be whole, and more of the disk if not. Call it before rows are
+    there, and before `hr.distribute`: each process then has its part of the rows, and its own
+    `memory`.
+
+    >>> import hedgerow as hr, tempfile
+    >>> model = hr.EmbeddingBags([hr.Table("item", 64, rows=100_000), hr.Table("shop", 8, rows=9)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     hr.keep_on_disk(model, folder, memory="4MiB")
+    >>> [type(model.table(name)).__name__ for name in ("item", "shop")]
+    ['HybridTable', 'HostTable']
+    """
+    limit = parse_bytes(memory)
+    ranks = rank_info().world_size
+    sizes = {spec.name: -(-spec.rows // ranks) for spec in specs_of(model, rows)}
+    found = [(one, one.store.configs_to_move(folder)) for one in collections_of(model)]
+    needs = {
+        name: sizes[name] * stored_bytes(config)
+        for _, configs in found
+        for name, config in configs.items()
+    }
+    parts = _shared_evenly(needs, limit)
+    small = {name: part for name, part in parts.items() if part < needs[name]}
+    _check(small, limit)
+    for one, configs in found:
+        if any(name in small for name in configs):
+            one.set_store(TierTables([_made(c, small, folder, one) for c in configs.values()]))
+    for name, part in small.items():
+        logging.getLogger("hedgerow").info(
+            "table %s: %s of rows, %s of them in memory, all others in a file in %s",
+            *(name, format_bytes(needs[name]), format_bytes(part), os.fspath(folder)),
+        )
+
+
+def _made(
+    config: TableConfig,
+    small: Mapping[str, int],
+    folder: str | os.PathLike[str],
+    one: EmbeddingModule,
+) -> HostTable | TierTable:
+    """An empty table; those that are too large for memory in a file."""
+    if config.name not in small:
+        return HostTable(config, clock=one.clock)
+    return on_disk(config, RowFile(folder, small[config.name]), "HYBRID", clock=one.clock)
+
+
+def on_disk(
+    config: TableConfig, within: RowFile, mode: str, *, clock: Clock | None = None
+) -> HostTable | TierTable:
+    """An empty table with rows in a file, and those bytes in memory: HYBRID, CACHING, or "pages".
+
+    Half of the memory is for hot rows and half for pages of the file, or all of it for pages.
+    """
+    if mode == "pages":
+        return HostTable(config, clock=clock, rows_in=within)
+    hot_bytes = within.resident_bytes // 2
+    behind = replace(within, resident_bytes=within.resident_bytes - hot_bytes)
+    hot = max(1, hot_bytes // stored_bytes(config))
+    slow = HostTable(config, clock=clock, rows_in=behind)
+    return tier_table(config, Tiers(mode=mode, fast_rows=hot), clock=clock, slow=slow)
+
+
+def stored_bytes(config: TableConfig) -> int:
+    """Of a row with its states and its time."""
+    return RowLayout(config).row_bytes + _TS_BYTES
+
+
+def _shared_evenly(needs: Mapping[str, int], limit: int) -> dict[str, int]:
+    """Bytes for each: what it needs, or an equal part of what those that need less leave.
+
+    >>> _shared_evenly({"a": 10, "b": 90, "c": 50}, 100)
+    {'a': 10, 'c': 45, 'b': 45}
+    """
+    parts: dict[str, int] = {}
+    names: Sequence[str] = sorted(needs, key=lambda name: needs[name])
+    for k, name in enumerate(names):
+        parts[name] = min(needs[name], (limit - sum(parts.values())) // (len(names) - k))
+    return parts
+
+
+def _check(small: Mapping[str, int], limit: int) -> None:
+    for name, part in small.items():
+        if part < _LEAST_BYTES:
+            raise ConfigError(
+                f"memory is {format_bytes(limit)}, of which table {name!r} gets {part} bytes; a "
+                f"table with rows in a file needs {_LEAST_BYTES} at least. Give more memory."
+            )

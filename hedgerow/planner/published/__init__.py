@@ -1,3 +1,0 @@
-"""The published planner's variants and times, for comparison."""
-
-from __future__ import annotations

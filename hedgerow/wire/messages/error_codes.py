@@ -1,7 +1,0 @@
-"""Status codes (package tensorflow.error)."""
-
-from __future__ import annotations
-
-from .lazy import names_of
-
-__getattr__ = names_of(__name__)

@@ -1,7 +1,0 @@
-"""Tensors, shapes, element types and signatures (package tensorflow)."""
-
-from __future__ import annotations
-
-from .lazy import names_of
-
-__getattr__ = names_of(__name__)
