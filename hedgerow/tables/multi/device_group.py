@@ -154,7 +154,7 @@ class DeviceGroup:
 
     def find_and_list(
         self, keys: TableKeys, room: int
-    ) -> tuple[Int64[Tensor, "n"], absent.Listing]:
+    ) -> tuple[Int64[Tensor, "n"], incoming_rows.MissList]:
         """Slots, each within its table; and keys without a row, up to `room` of each table."""
         with self._tables[0].slots.on_device():
             return incoming_rows.find_and_list(self._arrays, keys.ids, self._cuts(keys), room)
@@ -414,7 +414,7 @@ class DeviceGroup:
 
     def absent(
         self, keys: TableKeys, used: Int32[Tensor, "slots"], now: int, room: int | None
-    ) -> absent.Listing:
+    ) -> incoming_rows.MissList:
         """Keys without a row, up to `room` of each table, or all; the others are `used` now.
 
         On any stream: those cuts that are kept are another's, who may replace them meanwhile.
@@ -424,7 +424,7 @@ class DeviceGroup:
 
     def absent_slots(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], room: int | None = None
-    ) -> absent.Listing:
+    ) -> incoming_rows.MissList:
         """Keys whose slot is -1, up to `room` of each table, or all."""
         with self._tables[0].slots.on_device():
             return incoming_rows.absent_slots(keys.ids, slots, self._cuts(keys), room)
