@@ -17,7 +17,7 @@
 #include "arena.h"
 #include "evict.h"
 #include "layout.h"
-#include "near_ids.h"
+#include "dense_ids.h"
 #include "plan.h"
 #include "shard.h"
 #include "snapshot.h"
@@ -310,7 +310,7 @@ class Table {
   mutable RwLock clearing_;
   alignas(64) IndexView views_[kShards];  // of the shards' indexes, under their locks
   std::atomic<u64> slot_key_;             // changes under all locks
-  NearIds near_;
+  DenseIds near_;
   // Consumers of touched keys: changed with `clearing_` alone, read by calls that share it.
   std::vector<std::pair<u64, std::unique_ptr<Touched>>> touched_;
   u64 touched_opened_ = 0;
