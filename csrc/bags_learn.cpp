@@ -253,7 +253,7 @@ Applied learn_bags(std::span<const BagsLearned> learned, i64 step, std::span<con
                   .rates = steps[t].rates.data(),
                   .step = step,
                   .time = steps[t].time,
-                  .per_occurrence = false};
+                  .equal_ids = EqualIds::summed};
     update.clip = clip;
     KnownRows known{};
     const std::span<const i64> ids = gather(given, room, update, known);

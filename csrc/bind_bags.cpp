@@ -65,7 +65,8 @@ HeldBags make(const std::vector<GivenFeature>& given) {
   std::vector<u64> numbers;
   for (const auto& [table, number, pooling, first, gives_first] : given) {
     made.tables.push_back(table);
-    features.push_back({table.get(), pooling_named(pooling), first, gives_first});
+    features.push_back({table.get(), pooling_named(pooling), first,
+                        gives_first ? Missing::first_value : Missing::zeros});
     numbers.push_back(number);
   }
   made.bags = Bags(std::move(features), std::move(numbers));
@@ -82,7 +83,8 @@ std::unique_ptr<BagRows> look_up(const HeldBags& self, const GivenCells& given, 
   std::vector<float*> rooms;
   for (const Address out : outs) rooms.push_back(at<float>(out));
   std::unique_ptr<BagRows> found = keeps ? std::make_unique<BagRows>() : nullptr;
-  self.bags.lookup(cells, training, step, rooms, reused, found.get());
+  self.bags.lookup(cells, training ? Phase::training : Phase::inference, step, rooms,
+                   reused ? OutputMemory::reused : OutputMemory::fresh, found.get());
   return found;
 }
 

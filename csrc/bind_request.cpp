@@ -97,7 +97,7 @@ nb::object lookup_between(const std::vector<const Table*>& tables, const nb::byt
   const i64* next_id = ids.get();
   float* next_row = rows.get();
   for (std::size_t k = 0; k < tables.size(); ++k) {
-    tables[k]->lookup(next_id, counts[k], Missing::zeros, 0, next_row, true);
+    tables[k]->lookup(next_id, counts[k], Missing::zeros, 0, next_row, OutputMemory::reused);
     next_id += counts[k];
     next_row += counts[k] * u64(tables[k]->layout().dim);
   }
@@ -157,7 +157,7 @@ nb::object rows_after(const std::vector<const Table*>& tables, const std::vector
       const bool stands = reinterpret_cast<Address>(out) % alignof(float) == 0;
       if (!stands) aside.resize(most_floats);
       float* const rows = stands ? reinterpret_cast<float*>(out) : aside.data();
-      tables[k]->lookup(keys, n, Missing::zeros, step, rows, true);
+      tables[k]->lookup(keys, n, Missing::zeros, step, rows, OutputMemory::reused);
       there = all_there(*tables[k], keys, n, rows);
       if (!stands && row_bytes != 0) std::memcpy(out, rows, row_bytes);
       out += row_bytes;

@@ -30,6 +30,14 @@ Missing missing_rule(const std::string& name) {
   throw std::invalid_argument("missing is '" + name + "'; it must be 'zeros' or 'initializer'");
 }
 
+OutputMemory output_memory(bool reused) {
+  return reused ? OutputMemory::reused : OutputMemory::fresh;
+}
+
+EqualIds equal_ids(bool per_occurrence) {
+  return per_occurrence ? EqualIds::one_step_each : EqualIds::summed;
+}
+
 void bind_reads(nb::class_<Table>& table) {
   table
       .def(
@@ -37,7 +45,7 @@ void bind_reads(nb::class_<Table>& table) {
           [](const Table& t, Address ids, u64 n, const std::string& missing, i64 step, Address out,
              bool reused) {
             const Missing rule = missing_rule(missing);
-            t.lookup(at<i64>(ids), n, rule, step, at<float>(out), reused);
+            t.lookup(at<i64>(ids), n, rule, step, at<float>(out), output_memory(reused));
           },
           unlocked)
       .def(
@@ -107,7 +115,7 @@ void bind_writes(nb::class_<Table>& table) {
              const nb::gil_scoped_release release;
              return counts(t.apply_gradients(at<i64>(ids), n,
                                              {at<float>(grads), rates.data(), step, time,
-                                              per_occurrence, at<i64>(occurrences)}));
+                                              equal_ids(per_occurrence), at<i64>(occurrences)}));
            })
       .def(
           "restore",
@@ -190,14 +198,21 @@ void bind_evictions(nb::class_<Table>& table) {
 }
 
 void bind_watching(nb::class_<Table>& table) {
-  table.def("open_touched", &Table::open_touched, unlocked)
+  table
+      .def(
+          "open_touched",
+          [](Table& t, u64 capacity, bool all_changes, bool forget) {
+            return t.open_touched(capacity, all_changes ? Watched::every_change : Watched::training,
+                                  forget ? OnOverflow::drop_all : OnOverflow::report_all);
+          },
+          unlocked)
       .def("close_touched", &Table::close_touched, unlocked)
       .def(
           "take_touched",
           [](Table& t, u64 consumer, int shard, u64 room, Address ids) {
             const TouchedStep step = t.take_touched(consumer, shard, room, at<i64>(ids));
             return std::tuple(step.keys, step.shard, step.shard == kShards, step.needed, step.whole,
-                              step.forgotten);
+                              step.dropped);
           },
           unlocked)
       .def(
@@ -215,7 +230,8 @@ void bind_watching(nb::class_<Table>& table) {
       .def(
           "open_snapshot",
           [](Table& t, u64 aside_bytes, bool pause) {
-            const SnapshotStart start = t.open_snapshot(aside_bytes, pause);
+            const SnapshotStart start =
+                t.open_snapshot(aside_bytes, pause ? OtherWriters::pause : OtherWriters::go_on);
             return std::tuple(start.ticket, start.rows, start.newest_time);
           },
           unlocked)
@@ -279,8 +295,9 @@ void bind_table(nb::module_& m) {
           [](Table* t, const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero,
              u64 seed, u64 initial_capacity, const std::string& marks,
              std::shared_ptr<Admission> admission, std::shared_ptr<RowFile> rows_in, u64 slot_key) {
-            new (t) Table(segments, serving, skip_zero, seed, initial_capacity, marks_named(marks),
-                          std::move(admission), std::move(rows_in), slot_key);
+            new (t) Table(segments, serving ? RowForm::serving : RowForm::training,
+                          skip_zero ? ZeroRows::erase : ZeroRows::store, seed, initial_capacity,
+                          marks_named(marks), std::move(admission), std::move(rows_in), slot_key);
           },
           "segments"_a, "serving"_a, "skip_zero"_a, "seed"_a, "initial_capacity"_a,
           "marks"_a = "none", "admission"_a.none() = nb::none(), "rows_in"_a.none() = nb::none(),

@@ -52,8 +52,9 @@ LayoutPlan::LayoutPlan(u64 features, const std::vector<i64>& numbers)
     throw std::invalid_argument("a task of a layout has 10 numbers");
   for (u64 i = 0; i < numbers.size(); i += LayoutTask::kNumbers) {
     const auto at = [&](u64 field) { return u64(numbers[i + field]); };
-    const LayoutTask task{at(0), at(1), Pooling(int(at(2))), at(3), at(4), at(5), at(6),
-                          at(7), at(8), at(9) != 0};
+    const LayoutTask task{
+        at(0), at(1),     LayoutPooling(int(at(2))), at(3), at(4), at(5), at(6), at(7),
+        at(8), at(9) != 0};
     if (task.feature >= features || (!tasks_.empty() && task.feature < tasks_.back().feature))
       throw std::invalid_argument("tasks of a layout are not sorted by feature");
     tasks_.push_back(task);

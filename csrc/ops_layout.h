@@ -9,7 +9,7 @@
 
 namespace hedgerow {
 
-enum class Pooling : int { sum = 0, mean = 1, first_n = 3 };
+enum class LayoutPooling : int { sum = 0, mean = 1, first_n = 3 };
 
 // One slice of one feature, and its place in one output. Strides and columns count values.
 struct LayoutTask {
@@ -17,7 +17,7 @@ struct LayoutTask {
 
   u64 feature;
   u64 output;
-  Pooling pooling;
+  LayoutPooling pooling;
   u64 length;  // positions of first_n, else 1
   u64 start;   // first column of the vector
   u64 width;

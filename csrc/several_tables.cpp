@@ -63,7 +63,8 @@ void lookup_several(const SeveralTables& several, const LookupRoom& room) {
   each_read(several, [&](u64 k, u64 start, u64 n) {
     const Table& table = *several.tables[k];
     table.lookup(room.ids + start, n, room.missing[k], room.step,
-                 room.rows + start * u64(table.layout().dim), true, room.found + start);
+                 room.rows + start * u64(table.layout().dim), OutputMemory::reused,
+                 room.found + start);
   });
 }
 

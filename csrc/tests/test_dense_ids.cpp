@@ -6,8 +6,8 @@
 
 #include "bucket.h"
 #include "check.h"
-#include "isa.h"
 #include "dense_ids.h"
+#include "isa.h"
 #include "pool.h"
 #include "shard_of.h"
 
@@ -37,7 +37,7 @@ void write(Table& table, const std::vector<i64>& ids, float more) {
 void check_rows(const Table& table, const std::vector<i64>& ids, float more, bool none = false) {
   std::vector<float> rows(ids.size() * kDim, -1);
   std::vector<u8> there(ids.size(), 2);
-  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, rows.data(), true);
+  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, rows.data(), OutputMemory::reused);
   table.contains(ids.data(), ids.size(), there.data());
   for (u64 i = 0; i < ids.size(); ++i) {
     CHECK(there[i] == u8(!none));
@@ -206,7 +206,7 @@ void beside_readers() {
     readers.emplace_back([&] {
       std::vector<float> rows(ids.size() * kDim);
       while (!done.load()) {
-        table.lookup(ids.data(), ids.size(), Missing::zeros, 0, rows.data(), true);
+        table.lookup(ids.data(), ids.size(), Missing::zeros, 0, rows.data(), OutputMemory::reused);
         for (u64 i = 0; i < ids.size(); ++i) {
           const float* row = rows.data() + i * kDim;
           const float base = float(ids[i] % 1000);
