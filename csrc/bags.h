@@ -82,7 +82,10 @@ class Bags {
   Bags(std::vector<Feature> features, std::vector<u64> tables);
 
   u64 size() const { return features_.size(); }
-  void check(const IdCells& cells) const;  // throws std::invalid_argument
+  // Throw std::invalid_argument: for offsets that do not fit the ids, and unless there is one value
+  // per feature.
+  void check(const IdCells& cells) const;
+  void check_size(u64 given) const;
   std::span<const u64> features_of(u64 table) const {
     return table < by_table_.size() ? by_table_[table] : std::span<const u64>();
   }

@@ -137,6 +137,12 @@ Bags::Bags(std::vector<Feature> features, std::vector<u64> tables)
   }
 }
 
+void Bags::check_size(u64 given) const {
+  if (given != size())
+    throw std::invalid_argument(std::to_string(given) + " values for " + std::to_string(size()) +
+                                " features");
+}
+
 void Bags::check(const IdCells& cells) const {
   for (u64 f = 0; f < size(); ++f) {
     const i64* borders = cells.borders(f);
@@ -224,6 +230,8 @@ void Bags::prepare(const IdCells& cells, BagRows& found) const {
 
 void Bags::lookup(const IdCells& cells, Phase phase, i64 step, std::span<float* const> outs,
                   OutputMemory memory, BagRows* found) const {
+  check_size(cells.cells.size());
+  check_size(outs.size());
   check(cells);
   if (found != nullptr) prepare(cells, *found);
   const CallScope scope;

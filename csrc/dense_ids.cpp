@@ -1,8 +1,6 @@
 // Makes arrays where ids are dense, drops them where they no longer are.
 #include "dense_ids.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <new>
 #include <utility>
@@ -109,7 +107,7 @@ void DenseIds::drop_array(u64 range) {
   if (array == nullptr) return;
   arrays_.fetch_sub(1, std::memory_order_relaxed);
   charge_.subtract(kArrayBytes);
-  madvise(array, kArrayBytes, MADV_DONTNEED);
+  return_pages(array, kArrayBytes);
 }
 
 u64 DenseIds::bytes() const {

@@ -142,6 +142,7 @@ void clear_lists(const LayoutBatch& batch, const std::vector<T*>& lists) {
 template <class T>
 void layout_backward(const LayoutPlan& plan, const LayoutBatch& batch,
                      const std::vector<const T*>& grads, T scale, const std::vector<T*>& lists) {
+  check_addresses(plan, batch, lists.size(), grads.size());
   const CallScope scope;
   clear_lists(batch, lists);
   std::vector<Unit<T>> units;

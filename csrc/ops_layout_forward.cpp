@@ -133,6 +133,7 @@ struct ForwardBody {
 template <class T>
 void layout_forward(const LayoutPlan& plan, const LayoutBatch& batch,
                     const std::vector<const T*>& lists, const std::vector<T*>& outputs) {
+  check_addresses(plan, batch, lists.size(), outputs.size());
   const CallScope scope;
   std::vector<Block<T>> blocks;
   // The loops take one kind of address for both directions; these are only read.

@@ -18,6 +18,10 @@ namespace {
 constexpr int kDim = 60;
 constexpr u64 kBudget = u64(1) << 20;
 
+// An emulator of user programs ignores the advice to give back pages of a file; the build says so
+// by an argument.
+bool pages_stay = false;
+
 struct InFile {
   std::shared_ptr<RowFile> file;
   std::unique_ptr<Table> table;
@@ -84,7 +88,7 @@ void rows_are_those_of_a_table_in_memory() {
     same(*ours.table, other, ids);
   }
   CHECK(ours.file->file_bytes() > 4 * kBudget);
-  CHECK(ours.file->measured_bytes() <= kBudget * 5 / 4);
+  CHECK(pages_stay || ours.file->measured_bytes() <= kBudget * 5 / 4);
   const View seen = snapshot_of(*ours.table), expected = snapshot_of(other);
   CHECK(seen.ids == expected.ids && seen.times == expected.times && seen.rows == expected.rows);
   CHECK(!ours.table->exchange(other));  // one in a file, one in memory
@@ -244,7 +248,8 @@ void no_update_is_lost_while_pages_leave() {
 
 }  // namespace
 
-int main() {
+int main(int arguments, char**) {
+  pages_stay = arguments > 1;
   rows_are_those_of_a_table_in_memory();
   files_of_different_budgets_do_not_swap();
   rows_that_are_only_asked_for_stay_in_the_file();
