@@ -97,27 +97,6 @@ void RowStore::make_room(int number, u64 rows) {
   views_[number] = shard.index.view();
 }
 
-void RowStore::make_room_locked(int number, u64 rows) {
-  Shard& shard = this->shard(number);
-  if (shard.index.has_room(rows)) return;
-  shard.index = shard.index.grown(rows);
-  views_[number] = shard.index.view();
-}
-
-void RowStore::insert_key(int number, u64 key, u32 row) {
-  Shard& shard = this->shard(number);
-  shard.index.insert(key, shard.index.position(key), row);
-  dense_ids_.insert(number, key, row);
-  ++shard.version;
-}
-
-void RowStore::erase_key(int number, u64 key) {
-  Shard& shard = this->shard(number);
-  shard.index.erase(key, shard.index.position(key));
-  dense_ids_.erase(number, key);
-  ++shard.version;
-}
-
 void RowStore::clear() {
   for (auto& shard : shards_) {
     shard->index.clear();

@@ -82,10 +82,25 @@ class RowStore {
   // alone.
   void make_room(int shard, u64 rows);
   // The same where the caller holds both locks of the shard.
-  void make_room_locked(int shard, u64 rows);
+  void make_room_locked(int number, u64 rows) {
+    Index& index = shard(number).index;
+    if (index.has_room(rows)) return;
+    index = index.grown(rows);
+    views_[number] = index.view();
+  }
   // A key comes or goes. The caller holds both locks of the shard, and has made room.
-  void insert_key(int shard, u64 key, u32 row);
-  void erase_key(int shard, u64 key);
+  void insert_key(int number, u64 key, u32 row) {
+    Shard& shard = this->shard(number);
+    shard.index.insert(key, shard.index.position(key), row);
+    dense_ids_.insert(number, key, row);
+    ++shard.version;
+  }
+  void erase_key(int number, u64 key) {
+    Shard& shard = this->shard(number);
+    shard.index.erase(key, shard.index.position(key));
+    dense_ids_.erase(number, key);
+    ++shard.version;
+  }
 
   // ---- changes of all rows. The caller holds `table_lock` alone.
 
