@@ -19,9 +19,9 @@ struct ApplyOp {
     std::vector<Corrections> corrections;  // of each segment's rule
     const float* sums[kBatch];
     explicit Worker(const ApplyOp& op)
-        : room(kBatch * u64(WriteOps::layout(op.table).dim) * sizeof(float), PageSize::small),
+        : room(kBatch * op.access.dim() * sizeof(float), PageSize::small),
           viewed(room.bytes() / sizeof(float)) {
-      for (const Segment& segment : WriteOps::layout(op.table).segments) {
+      for (const Segment& segment : op.access.values.layout().segments) {
         const auto of_rule = segment.rule->corrections;
         corrections.push_back(of_rule ? of_rule(segment.settings, op.update.step) : Corrections{});
       }
@@ -29,17 +29,18 @@ struct ApplyOp {
   };
   static constexpr bool kInserts = true;
   static constexpr bool kLearns = true;
-  const Table& table;
+  RowAccess access;
   Update update;
 
   i64 earliest() const { return update.time; }
+  bool one_step_each() const { return update.equal_ids == EqualIds::one_step_each; }
   const float* grad(u32 i) const {
     if (update.grad_at != nullptr) return update.grad_at[i];
-    return update.grads + u64(i) * u64(WriteOps::layout(table).dim);
+    return update.grads + u64(i) * access.dim();
   }
-  bool usable(u32 i) const { return all_finite(grad(i), u64(WriteOps::layout(table).dim)); }
+  bool usable(u32 i) const { return all_finite(grad(i), access.dim()); }
   void fetch(Occurrences at) const {
-    const u64 bytes = sizeof(float) * u64(WriteOps::layout(table).dim);
+    const u64 bytes = sizeof(float) * access.dim();
     fetch_bytes(grad(at[0]), bytes);
     if (at.size() > 1) fetch_bytes(grad(at[1]), bytes);
   }
@@ -47,14 +48,14 @@ struct ApplyOp {
   void prepare(Worker& worker, const Plan& plan, Batch& batch, Applied& applied) const {
     bool good[kBatch];
     const u64 n = batch.groups.size();
-    if (update.per_occurrence) {
+    if (one_step_each()) {
       for (u64 i = 0; i < n; ++i) {
         const Occurrences at = plan.occurrences(batch.groups[i]);
         good[i] = std::any_of(at.begin(), at.end(), [&](u32 k) { return usable(k); });
       }
     } else {
       sum_function(worker.isa)({update.grads, update.grad_at, update.scale, update.clip,
-                                WriteOps::layout(table).dim, &plan, batch.groups.data(), n,
+                                access.values.layout().dim, &plan, batch.groups.data(), n,
                                 reinterpret_cast<float*>(worker.room.data()), worker.sums, good});
     }
     for (u64 i = 0; i < n; ++i) {
@@ -64,17 +65,17 @@ struct ApplyOp {
   }
 
   void born(u64 key, u8* row) const {
-    WriteOps::start_values(table, key, reinterpret_cast<float*>(row));
-    WriteOps::start_state(table, row);
+    access.values.start(key, reinterpret_cast<float*>(row));
+    access.values.start_state(row);
   }
 
   void change(Worker& worker, const Plan& plan, Batch& batch, Applied& applied) const {
     Steps steps;
     for (u64 i = 0; i < batch.groups.size(); ++i) {
       if (batch.row[i] == nullptr) continue;
-      WriteOps::stamp(table, batch, i, update.time, uses(plan, batch.groups[i]));
+      access.stamp(batch, i, update.time, uses(plan, batch.groups[i]));
       float* row = reinterpret_cast<float*>(batch.row[i]);
-      if (!update.per_occurrence) {
+      if (!one_step_each()) {
         steps.add(batch.groups[i].key, row, worker.sums[i]);
         continue;
       }
@@ -115,7 +116,7 @@ struct ApplyOp {
 
   // `number`: how often the rows were changed in this call.
   void take(Worker& worker, const Steps& steps, u32 number) const {
-    const std::vector<Segment>& segments = WriteOps::layout(table).segments;
+    const std::vector<Segment>& segments = access.values.layout().segments;
     for (u64 s = 0; s < segments.size(); ++s) {
       const Segment& segment = segments[s];
       const float* grads[kBatch];
@@ -140,7 +141,7 @@ struct ApplyOp {
                                            .corrections = worker.corrections[s]});
       if (!segment.round_to_half) continue;
       for (u64 i = 0; i < steps.n; ++i)
-        round_row_to_half(WriteOps::seed(table), steps.key[i], update.step, number,
+        round_row_to_half(access.values.seed(), steps.key[i], update.step, number,
                           segment.first_column, segment.dim, steps.row[i] + segment.first_column);
     }
   }

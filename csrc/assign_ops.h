@@ -16,17 +16,17 @@ struct NoScratch {
 
 // Given rows [n, dim]; those a row cannot hold are left out and counted.
 struct GivenRows {
-  const Table& table;
+  const RowValues& values;
   const float* rows;
 
-  const float* at(u32 i) const { return rows + u64(i) * WriteOps::layout(table).dim; }
-  void fetch(u32 i) const { fetch_bytes(at(i), sizeof(float) * WriteOps::layout(table).dim); }
+  const float* at(u32 i) const { return rows + u64(i) * values.dim(); }
+  void fetch(u32 i) const { fetch_bytes(at(i), sizeof(float) * values.dim()); }
 
   // The last usable occurrence, which wins over the others, or kNoRow.
   u32 last(Occurrences all, Applied& applied) const {
     u32 winner = kNoRow;
     for (u32 i : all) {
-      if (WriteOps::layout(table).can_hold(at(i))) {
+      if (values.layout().can_hold(at(i))) {
         winner = i;
       } else {
         ++applied.dropped;
@@ -36,7 +36,7 @@ struct GivenRows {
   }
   Verdict verdict(u32 winner) const {
     if (winner == kNoRow) return Verdict::drop;
-    return WriteOps::skips(table, at(winner)) ? Verdict::erase : Verdict::write;
+    return values.erases(at(winner)) ? Verdict::erase : Verdict::write;
   }
 };
 
@@ -57,7 +57,7 @@ struct AssignOp {
   using Worker = Winners;
   static constexpr bool kInserts = true;
   static constexpr bool kLearns = false;
-  const Table& table;
+  RowAccess access;
   GivenRows given;
   i64 at_time;
 
@@ -66,12 +66,12 @@ struct AssignOp {
   void prepare(Worker& winners, const Plan& plan, Batch& batch, Applied& applied) const {
     winners.choose(given, plan, batch, applied);
   }
-  void born(u64, u8* row) const { WriteOps::start_state(table, row); }
+  void born(u64, u8* row) const { access.values.start_state(row); }
   void change(Worker& winners, const Plan&, Batch& batch, Applied&) const {
     for (u64 i = 0; i < batch.groups.size(); ++i) {
       if (batch.row[i] == nullptr) continue;
-      WriteOps::set(table, given.at(winners.occurrence[i]), batch.row[i]);
-      WriteOps::stamp(table, batch, i, at_time, batch.groups[i].count);
+      access.values.set(given.at(winners.occurrence[i]), batch.row[i]);
+      access.stamp(batch, i, at_time, batch.groups[i].count);
     }
   }
 };
@@ -81,32 +81,30 @@ struct AssignOp {
 struct AssignAddOp {
   struct Worker {
     std::vector<float> sums;
-    explicit Worker(const AssignAddOp& op) : sums(kBatch * u64(WriteOps::layout(op.table).dim)) {}
+    explicit Worker(const AssignAddOp& op) : sums(kBatch * op.access.dim()) {}
   };
   static constexpr bool kInserts = true;
   static constexpr bool kLearns = false;
-  const Table& table;
+  RowAccess access;
   GivenRows given;
   i64 at_time;
 
   i64 earliest() const { return at_time; }
   void fetch(Occurrences all) const { given.fetch(all[0]); }
-  float* sum_of(Worker& worker, u64 i) const {
-    return worker.sums.data() + i * u64(WriteOps::layout(table).dim);
-  }
+  float* sum_of(Worker& worker, u64 i) const { return worker.sums.data() + i * access.dim(); }
   void prepare(Worker& worker, const Plan& plan, Batch& batch, Applied& applied) const {
     for (u64 i = 0; i < batch.groups.size(); ++i)
       batch.verdict[i] = add(batch.groups[i].key, plan.occurrences(batch.groups[i]), batch.row[i],
                              sum_of(worker, i), applied);
   }
   Verdict add(u64 key, Occurrences all, const u8* row, float* sum, Applied& applied) const {
-    const RowLayout& layout = WriteOps::layout(table);
+    const RowLayout& layout = access.values.layout();
     if (row != nullptr) {
-      WriteOps::get(table, row, sum);
-    } else if (layout.serving) {
+      access.values.get(row, sum);
+    } else if (layout.serving()) {
       std::fill_n(sum, layout.dim, 0.0f);
     } else {
-      WriteOps::start_values(table, key, sum);
+      access.values.start(key, sum);
     }
     i64 added = 0;
     for (u32 i : all) {
@@ -119,12 +117,12 @@ struct AssignAddOp {
     applied.dropped += i64(all.size()) - added;
     return added == 0 ? Verdict::drop : Verdict::write;
   }
-  void born(u64, u8* row) const { WriteOps::start_state(table, row); }
+  void born(u64, u8* row) const { access.values.start_state(row); }
   void change(Worker& worker, const Plan&, Batch& batch, Applied&) const {
     for (u64 i = 0; i < batch.groups.size(); ++i) {
       if (batch.row[i] == nullptr) continue;
-      WriteOps::set(table, sum_of(worker, i), batch.row[i]);
-      WriteOps::stamp(table, batch, i, at_time, batch.groups[i].count);
+      access.values.set(sum_of(worker, i), batch.row[i]);
+      access.stamp(batch, i, at_time, batch.groups[i].count);
     }
   }
 };
@@ -133,7 +131,7 @@ struct RestoreOp {
   using Worker = Winners;
   static constexpr bool kInserts = true;
   static constexpr bool kLearns = false;
-  const Table& table;
+  RowAccess access;
   GivenRows given;
   const float* states;
   const i64* times;
@@ -147,15 +145,12 @@ struct RestoreOp {
   }
   void born(u64, u8*) const {}
   void change(Worker& winners, const Plan&, Batch& batch, Applied&) const {
-    const RowLayout& layout = WriteOps::layout(table);
     for (u64 i = 0; i < batch.groups.size(); ++i) {
       if (batch.row[i] == nullptr) continue;
       const u64 from = winners.occurrence[i];
-      WriteOps::set(table, given.at(u32(from)), batch.row[i]);
-      if (!layout.serving)
-        std::memcpy(batch.row[i] + sizeof(float) * layout.dim, states + from * layout.state_floats,
-                    sizeof(float) * layout.state_floats);
-      WriteOps::set_stamp(table, batch.groups[i], times[from]);
+      access.values.set(given.at(u32(from)), batch.row[i]);
+      access.values.set_state(states + from * access.values.state_floats(), batch.row[i]);
+      access.set_stamp(batch.groups[i], times[from]);
     }
   }
 };
@@ -176,7 +171,7 @@ struct ReinitializeOp {
   using Worker = NoScratch;
   static constexpr bool kInserts = true;
   static constexpr bool kLearns = true;
-  const Table& table;
+  RowAccess access;
   i64 at_time;
   i8* status;
 
@@ -190,9 +185,9 @@ struct ReinitializeOp {
     for (u64 i = 0; i < batch.groups.size(); ++i) {
       if (batch.row[i] == nullptr) continue;
       const Group& group = batch.groups[i];
-      WriteOps::start_values(table, group.key, reinterpret_cast<float*>(batch.row[i]));
-      WriteOps::start_state(table, batch.row[i]);
-      WriteOps::stamp(table, batch, i, at_time, 0);
+      access.values.start(group.key, reinterpret_cast<float*>(batch.row[i]));
+      access.values.start_state(batch.row[i]);
+      access.stamp(batch, i, at_time, 0);
       const Occurrences all = plan.occurrences(group);
       for (u32 at : all) status[at] = 1;
       if (batch.born[i]) status[all[0]] = 0;
@@ -204,7 +199,7 @@ struct EraseOp {
   using Worker = NoScratch;
   static constexpr bool kInserts = false;
   static constexpr bool kLearns = false;
-  const Table& table;
+  RowAccess access;
   u8* erased;
 
   void fetch(Occurrences) const {}

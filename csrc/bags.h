@@ -18,8 +18,8 @@ enum class Pooling { none, sum, mean, sqrtn, max, first };
 struct Feature {
   Table* table;
   Pooling pooling;
-  u64 first;         // rows of a bag that `first` keeps
-  bool gives_first;  // whether an absent id gives its first value in training, or zeros
+  u64 first;            // rows of a bag that `first` keeps
+  Missing in_training;  // what an absent id gives in training; else it gives zeros
 
   u64 dim() const { return u64(table->layout().dim); }
 };
@@ -67,6 +67,9 @@ struct NotFinite {
   i64 feature = -1, bag = 0, column = 0;
 };
 
+// What a batch is read for.
+enum class Phase { training, inference };
+
 // How one table is stepped.
 struct TableStep {
   std::span<const float> rates;
@@ -79,16 +82,19 @@ class Bags {
   Bags(std::vector<Feature> features, std::vector<u64> tables);
 
   u64 size() const { return features_.size(); }
-  void check(const IdCells& cells) const;  // throws std::invalid_argument
+  // Throw std::invalid_argument: for offsets that do not fit the ids, and unless there is one value
+  // per feature.
+  void check(const IdCells& cells) const;
+  void check_size(u64 given) const;
   std::span<const u64> features_of(u64 table) const {
     return table < by_table_.size() ? by_table_[table] : std::span<const u64>();
   }
   const Feature& feature(u64 f) const { return features_[f]; }
 
-  // One output a feature: [samples, dim], [samples, first, dim] or, of `none`, [ids, dim]. Each
-  // says whether its memory was written before. `found`: what an update will need, or null.
-  void lookup(const IdCells& cells, bool training, i64 step, std::span<float* const> outs,
-              bool reused, BagRows* found) const;
+  // One output per feature: [samples, dim], [samples, first, dim] or, of `none`, [ids, dim].
+  // `found`: what an update will need, or null.
+  void lookup(const IdCells& cells, Phase phase, i64 step, std::span<float* const> outs,
+              OutputMemory memory, BagRows* found) const;
 
   // The first gradient that a table which rejects such may not take.
   NotFinite not_finite(const BagRows& found, std::span<const BagGrad> grads,
@@ -100,8 +106,8 @@ class Bags {
  private:
   struct Part;
   void prepare(const IdCells& cells, BagRows& found) const;
-  void read(const IdCells& cells, const Part& part, bool training, i64 step, float* out,
-            bool reused, BagRows* keep) const;
+  void read(const IdCells& cells, const Part& part, Phase phase, i64 step, float* out,
+            OutputMemory memory, BagRows* keep) const;
 
   std::vector<Feature> features_;
   std::vector<std::vector<u64>> by_table_;  // the features of each table, in their order

@@ -202,6 +202,9 @@ std::span<const i64> gather(const std::vector<Given>& given, Gathered& room, Upd
 
 NotFinite Bags::not_finite(const BagRows& found, std::span<const BagGrad> grads,
                            std::span<const u8> rejects) const {
+  check_size(found.places.size());
+  check_size(grads.size());
+  check_size(rejects.size());
   const IdCells cells = found.cells();
   for (u64 f = 0; f < size(); ++f) {
     const Feature& feature = features_[f];
@@ -243,6 +246,10 @@ NotFinite Bags::not_finite(const BagRows& found, std::span<const BagGrad> grads,
 
 Applied learn_bags(std::span<const BagsLearned> learned, i64 step, std::span<const TableStep> steps,
                    float clip) {
+  for (const BagsLearned& one : learned) {
+    one.bags->check_size(one.found->places.size());
+    one.bags->check_size(one.grads.size());
+  }
   Gathered& room = Gathered::of_this_thread();
   const Trim trim{room};
   Applied total;
@@ -253,7 +260,7 @@ Applied learn_bags(std::span<const BagsLearned> learned, i64 step, std::span<con
                   .rates = steps[t].rates.data(),
                   .step = step,
                   .time = steps[t].time,
-                  .per_occurrence = false};
+                  .equal_ids = EqualIds::summed};
     update.clip = clip;
     KnownRows known{};
     const std::span<const i64> ids = gather(given, room, update, known);
@@ -264,12 +271,14 @@ Applied learn_bags(std::span<const BagsLearned> learned, i64 step, std::span<con
 }
 
 void Bags::spread(const BagRows& found, u64 feature, const BagGrad& grad, float* out) const {
+  check_size(found.places.size());
+  const std::vector<u32>& best = found.best.at(feature);
   const IdCells cells = found.cells();
   Gathered room;
   Buffer<float> made;
   const u64 n = cells.count_of(feature), dim = features_[feature].dim();
   const float** const at = room.grads.ensure(std::max(n, u64(1)));
-  grads_of_ids(features_[feature], cells, feature, grad, found.best[feature], room, made, at);
+  grads_of_ids(features_[feature], cells, feature, grad, best, room, made, at);
   for (u64 i = 0; i < n; ++i) {
     const float weight =
         cells.weights == nullptr ? 1.0f : cells.weights[cells.first_of(feature) + i];

@@ -137,6 +137,12 @@ Bags::Bags(std::vector<Feature> features, std::vector<u64> tables)
   }
 }
 
+void Bags::check_size(u64 given) const {
+  if (given != size())
+    throw std::invalid_argument(std::to_string(given) + " values for " + std::to_string(size()) +
+                                " features");
+}
+
 void Bags::check(const IdCells& cells) const {
   for (u64 f = 0; f < size(); ++f) {
     const i64* borders = cells.borders(f);
@@ -147,33 +153,33 @@ void Bags::check(const IdCells& cells) const {
   }
 }
 
-void Bags::read(const IdCells& cells, const Part& part, bool training, i64 step, float* out,
-                bool reused, BagRows* keep) const {
+void Bags::read(const IdCells& cells, const Part& part, Phase phase, i64 step, float* out,
+                OutputMemory memory, BagRows* keep) const {
   static thread_local Buffer<float> room;
   const Feature& feature = features_[part.feature];
   const i64* const borders = cells.borders(part.feature);
   const u64 dim = feature.dim(), base = u64(borders[0]);
-  const Missing missing = training && feature.gives_first ? Missing::first_value : Missing::zeros;
-  const auto look_up = [&](u64 from, u64 n, float* into, bool before) {
+  const Missing missing = phase == Phase::training ? feature.in_training : Missing::zeros;
+  const auto look_up = [&](u64 from, u64 n, float* into, OutputMemory into_memory) {
     const i64* const ids = cells.ids + from;
-    if (keep == nullptr) return feature.table->lookup(ids, n, missing, step, into, before);
+    if (keep == nullptr) return feature.table->lookup(ids, n, missing, step, into, into_memory);
     const u64 at = keep->cells().first_of(part.feature) + (from - base);
     i64* const own = keep->ids.get() + at;
     parallel_for(i64((n + kWholeIds - 1) / kWholeIds), [&](i64 task) {
       const u64 start = u64(task) * kWholeIds;
       std::copy_n(ids + start, std::min(kWholeIds, n - start), own + start);
     });
-    feature.table->lookup(own, n, missing, step, into, before, nullptr, keep->rows.get() + at);
+    feature.table->lookup(own, n, missing, step, into, into_memory, nullptr, keep->rows.get() + at);
   };
   if (feature.pooling == Pooling::none)
-    return look_up(base + part.first, part.end - part.first, out + part.first * dim, reused);
+    return look_up(base + part.first, part.end - part.first, out + part.first * dim, memory);
   const bool plain = cells.weights == nullptr && feature.pooling != Pooling::first;
   if (plain && has_one_id_each(borders + part.first, part.end - part.first)) {
     if (feature.pooling == Pooling::max && keep != nullptr)
       for (u64 bag = part.first; bag < part.end; ++bag)
         std::fill_n(keep->best[part.feature].data() + bag * dim, dim,
                     u32(u64(borders[bag]) - base));
-    return look_up(u64(borders[part.first]), part.end - part.first, out + part.first * dim, reused);
+    return look_up(u64(borders[part.first]), part.end - part.first, out + part.first * dim, memory);
   }
   const u64 bag_floats = dim * (feature.pooling == Pooling::first ? feature.first : 1);
   std::fill(out + part.first * bag_floats, out + part.end * bag_floats, 0.0f);
@@ -186,7 +192,7 @@ void Bags::read(const IdCells& cells, const Part& part, bool training, i64 step,
   u64 bag = part.first;
   for (u64 from = u64(borders[part.first]); from < u64(borders[part.end]);) {
     const u64 n = std::min(most, u64(borders[part.end]) - from);
-    look_up(from, n, room.data(), true);
+    look_up(from, n, room.data(), OutputMemory::reused);
     while (u64(borders[bag + 1]) <= from) ++bag;
     pool({room.data(), cells.weights, from, n, borders, bag, dim, feature.first, out, best,
           u32(base)});
@@ -222,8 +228,10 @@ void Bags::prepare(const IdCells& cells, BagRows& found) const {
                 found.weights.get() + found.cells().first_of(f));
 }
 
-void Bags::lookup(const IdCells& cells, bool training, i64 step, std::span<float* const> outs,
-                  bool reused, BagRows* found) const {
+void Bags::lookup(const IdCells& cells, Phase phase, i64 step, std::span<float* const> outs,
+                  OutputMemory memory, BagRows* found) const {
+  check_size(cells.cells.size());
+  check_size(outs.size());
   check(cells);
   if (found != nullptr) prepare(cells, *found);
   const CallScope scope;
@@ -235,7 +243,7 @@ void Bags::lookup(const IdCells& cells, bool training, i64 step, std::span<float
     ids += many;
     if (features_[f].pooling == Pooling::none) {
       if (many >= kWholeIds) {  // the table shares them out by itself
-        read(cells, {f, 0, many}, training, step, outs[f], reused, found);
+        read(cells, {f, 0, many}, phase, step, outs[f], memory, found);
       } else {
         for (u64 at = 0; at < many; at += kTaskIds)
           parts.push_back({f, at, std::min(many, at + kTaskIds)});
@@ -255,7 +263,7 @@ void Bags::lookup(const IdCells& cells, bool training, i64 step, std::span<float
   const RunAlone alone(ids < kAloneIds);
   parallel_for(i64(parts.size()), [&](i64 task) {
     const Part& part = parts[u64(task)];
-    read(cells, part, training, step, outs[part.feature], reused, found);
+    read(cells, part, phase, step, outs[part.feature], memory, found);
   });
 }
 

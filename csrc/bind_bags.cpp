@@ -53,19 +53,14 @@ std::vector<BagGrad> grads_of(const GivenGrads& given) {
   return grads;
 }
 
-void check_count(const HeldBags& self, u64 given) {
-  if (given != self.bags.size())
-    throw std::invalid_argument(std::to_string(given) + " values for " +
-                                std::to_string(self.bags.size()) + " features");
-}
-
 HeldBags make(const std::vector<GivenFeature>& given) {
   HeldBags made{{}, {{}, {}}};
   std::vector<Feature> features;
   std::vector<u64> numbers;
   for (const auto& [table, number, pooling, first, gives_first] : given) {
     made.tables.push_back(table);
-    features.push_back({table.get(), pooling_named(pooling), first, gives_first});
+    features.push_back({table.get(), pooling_named(pooling), first,
+                        gives_first ? Missing::first_value : Missing::zeros});
     numbers.push_back(number);
   }
   made.bags = Bags(std::move(features), std::move(numbers));
@@ -77,12 +72,11 @@ std::unique_ptr<BagRows> look_up(const HeldBags& self, const GivenCells& given, 
                                  bool keeps) {
   const nb::gil_scoped_release release;
   const IdCells cells = cells_of(given);
-  check_count(self, cells.cells.size());
-  check_count(self, outs.size());
   std::vector<float*> rooms;
   for (const Address out : outs) rooms.push_back(at<float>(out));
   std::unique_ptr<BagRows> found = keeps ? std::make_unique<BagRows>() : nullptr;
-  self.bags.lookup(cells, training, step, rooms, reused, found.get());
+  self.bags.lookup(cells, training ? Phase::training : Phase::inference, step, rooms,
+                   reused ? OutputMemory::reused : OutputMemory::fresh, found.get());
   return found;
 }
 
@@ -90,9 +84,6 @@ std::tuple<i64, i64, i64> not_finite(const HeldBags& self, const BagRows& found,
                                      const GivenGrads& grads, const std::vector<u8>& rejects) {
   const nb::gil_scoped_release release;
   const std::vector<BagGrad> places = grads_of(grads);
-  check_count(self, found.places.size());
-  check_count(self, places.size());
-  check_count(self, rejects.size());
   const NotFinite first = self.bags.not_finite(found, places, rejects);
   return {first.feature, first.bag, first.column};
 }
@@ -104,8 +95,6 @@ std::tuple<i64, i64, i64> learn(
   std::vector<BagsLearned> learned;
   for (const auto& [self, found, grads] : given) {
     learned.push_back({&self->bags, found, grads_of(grads)});
-    check_count(*self, found->places.size());
-    check_count(*self, learned.back().grads.size());
   }
   if (times.size() != rates.size())
     throw std::invalid_argument("rates and times must be one a table");

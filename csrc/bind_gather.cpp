@@ -16,9 +16,11 @@ namespace {
 using Addresses = std::vector<Address>;
 using Sizes = std::vector<u64>;
 
+Threads threads(bool many) { return many ? Threads::all : Threads::one; }
+
 std::vector<RowList> row_lists(const Addresses& rows, const Sizes& lengths) {
   std::vector<RowList> lists;
-  for (std::size_t i = 0; i < rows.size(); ++i) lists.push_back({at<u8>(rows[i]), lengths[i]});
+  for (std::size_t i = 0; i < rows.size(); ++i) lists.push_back({at<u8>(rows[i]), lengths.at(i)});
   return lists;
 }
 
@@ -27,7 +29,7 @@ std::vector<Windows<Offset>> windows(const Addresses& offsets, const Sizes& leng
                                      const Sizes& dims, const Addresses& rows) {
   std::vector<Windows<Offset>> tables;
   for (std::size_t i = 0; i < rows.size(); ++i)
-    tables.push_back({at<Offset>(offsets[i]), lengths[i], dims[i], at<u8>(rows[i])});
+    tables.push_back({at<Offset>(offsets.at(i)), lengths.at(i), dims.at(i), at<u8>(rows[i])});
   return tables;
 }
 
@@ -49,15 +51,17 @@ void bind_rows(nb::module_& m) {
       [](const Addresses& ids, const Sizes& lengths, Address queries, u64 n, bool many,
          Address out) {
         std::vector<IdList> lists;
-        for (std::size_t i = 0; i < ids.size(); ++i) lists.push_back({at<u64>(ids[i]), lengths[i]});
-        return find_rows(lists, at<u64>(queries), n, many, at<i64>(out));
+        for (std::size_t i = 0; i < ids.size(); ++i)
+          lists.push_back({at<u64>(ids[i]), lengths.at(i)});
+        return find_rows(lists, at<u64>(queries), n, threads(many), at<i64>(out));
       },
       unlocked);
   m.def(
       "copy_rows",
       [](const Addresses& rows, const Sizes& lengths, u64 row_bytes, Address numbers, u64 n,
          bool many, Address out) {
-        copy_rows(row_lists(rows, lengths), row_bytes, at<i64>(numbers), n, many, at<u8>(out));
+        copy_rows(row_lists(rows, lengths), row_bytes, at<i64>(numbers), n, threads(many),
+                  at<u8>(out));
       },
       unlocked);
   m.def(
@@ -66,9 +70,9 @@ void bind_rows(nb::module_& m) {
          u64 n, bool many, Address grads) {
         const auto lists = row_lists(rows, lengths);
         if (value_bytes == sizeof(float))
-          add_rows(lists, dim, at<i64>(numbers), n, many, at<const float>(grads));
+          add_rows(lists, dim, at<i64>(numbers), n, threads(many), at<const float>(grads));
         else
-          add_rows(lists, dim, at<i64>(numbers), n, many, at<const double>(grads));
+          add_rows(lists, dim, at<i64>(numbers), n, threads(many), at<const double>(grads));
       },
       unlocked);
 }
@@ -101,8 +105,8 @@ void bind_reorder(nb::module_& m) {
       "reorder",
       [](Address keys, int kind, u64 key_stride, Address rows, u64 row_bytes, u64 n, Address shards,
          u64 shard_count, Address out, Address sizes) {
-        const ReorderArgs args{at<const u8>(keys),    Key(kind),  key_stride,
-                               at<const u8>(rows),    row_bytes,  n,
+        const ReorderArgs args{at<const u8>(keys),    key_kind(kind), key_stride,
+                               at<const u8>(rows),    row_bytes,      n,
                                at<const i32>(shards), shard_count};
         return reorder(args, at<u8>(out), at<i32>(sizes));
       },
@@ -113,7 +117,7 @@ void bind_reorder(nb::module_& m) {
          bool rank0_empty, Address out, Address shard_sizes, Address slot_sizes, Address offsets) {
         std::vector<SlotIds> slots;
         for (std::size_t i = 0; i < ids.size(); ++i)
-          slots.push_back({at<const u64>(ids[i]), lengths[i], dims[i]});
+          slots.push_back({at<const u64>(ids[i]), lengths.at(i), dims.at(i)});
         const FusedReorderArgs args{slots, shard_count, rank0_empty};
         const Reordered made = fused_reorder(
             args, {at<u64>(out), at<i32>(shard_sizes), at<i32>(slot_sizes), at<i32>(offsets)});

@@ -2,8 +2,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <stdexcept>
-#include <string>
 #include <tuple>
 
 #include "bind.h"
@@ -17,10 +15,7 @@ using Numbers = std::vector<i64>;
 using Addresses = std::vector<Address>;
 
 template <class T>
-std::vector<T*> places(const Addresses& addresses, u64 wanted) {
-  if (addresses.size() != wanted)
-    throw std::invalid_argument(std::to_string(addresses.size()) + " addresses, not " +
-                                std::to_string(wanted));
+std::vector<T*> all_at(const Addresses& addresses) {
   std::vector<T*> found;
   for (const Address address : addresses) found.push_back(at<T>(address));
   return found;
@@ -29,15 +24,13 @@ std::vector<T*> places(const Addresses& addresses, u64 wanted) {
 template <class T>
 void forward(const LayoutPlan& plan, const LayoutBatch& batch, const Addresses& lists,
              const Addresses& outputs) {
-  layout_forward<T>(plan, batch, places<const T>(lists, batch.lengths.size()),
-                    places<T>(outputs, plan.outputs()));
+  layout_forward<T>(plan, batch, all_at<const T>(lists), all_at<T>(outputs));
 }
 
 template <class T>
 void backward(const LayoutPlan& plan, const LayoutBatch& batch, const Addresses& grads,
               double scale, const Addresses& lists) {
-  layout_backward<T>(plan, batch, places<const T>(grads, plan.outputs()), T(scale),
-                     places<T>(lists, batch.lengths.size()));
+  layout_backward<T>(plan, batch, all_at<const T>(grads), T(scale), all_at<T>(lists));
 }
 
 // Rows of features as five numbers each: addresses of ids and splits, rows, ids, first row.
@@ -64,8 +57,9 @@ void bind_layout(nb::module_& m) {
           "__init__",
           [](LayoutBatch* self, u64 lists, const Numbers& requests, const Numbers& lengths,
              Address nfl, Address offsets, bool wide, Address ids) {
-            new (self) LayoutBatch(lists, requests, lengths, at<const i64>(nfl),
-                                   at<const void>(offsets), wide, at<const i64>(ids));
+            new (self)
+                LayoutBatch(lists, requests, lengths, at<const i64>(nfl), at<const void>(offsets),
+                            wide ? OffsetType::int64 : OffsetType::int32, at<const i64>(ids));
           },
           "lists"_a, "requests"_a, "lengths"_a, "nfl_at"_a, "offsets_at"_a, "wide"_a, "ids_at"_a)
       .def(
@@ -93,8 +87,9 @@ void bind_layout(nb::module_& m) {
       "number_fids",
       [](const Numbers& features, u64 shards, bool unique, Address words, Address offsets,
          Address counts) {
-        return number_fids(rows_of(features), shards, unique, at<i64>(words), at<int>(offsets),
-                           at<i64>(counts));
+        return number_fids(rows_of(features), shards,
+                           unique ? EqualFids::listed_once : EqualFids::listed_each, at<i64>(words),
+                           at<int>(offsets), at<i64>(counts));
       },
       unlocked);
   m.def(
@@ -102,7 +97,8 @@ void bind_layout(nb::module_& m) {
       [](const Numbers& features, const Numbers& tables, const Numbers& widths, u64 shards,
          Address rows, Address values, Address words, Address fids) {
         std::vector<FeatureLists> lists;
-        for (u64 q = 0; q < tables.size(); ++q) lists.push_back({u64(tables[q]), u64(widths[q])});
+        for (u64 q = 0; q < tables.size(); ++q)
+          lists.push_back({u64(tables[q]), u64(widths.at(q))});
         place_fids(rows_of(features), lists, shards, at<const i64>(rows), at<const i64>(values),
                    at<i64>(words), at<i64>(fids));
       },

@@ -11,7 +11,7 @@ namespace hedgerow {
 namespace {
 
 RouteRule route_rule(int code, u64 owners, u64 skipped, u64 block, const std::vector<u64>& bounds) {
-  return {RouteCode(code), owners, skipped, block, bounds.data(), bounds.size()};
+  return {route_code(code), owners, skipped, block, bounds.data(), bounds.size()};
 }
 
 // `numbers`: owners, skipped and block of every feature.
@@ -45,7 +45,8 @@ void bind_route(nb::module_& m) {
          Address out_weights, Address positions, Address places) {
         const std::vector<RouteRule> rules = route_rules(at<std::int32_t>(codes), numbers, bounds);
         bucketize({at<u64>(keys), at<i64>(row_splits), rows, at<i64>(feature_rows), rules.data(),
-                   rules.size(), shards, at<float>(weights), local_keys},
+                   rules.size(), shards, at<float>(weights),
+                   local_keys ? KeyNames::local : KeyNames::global},
                   {at<i64>(out_lengths), at<u64>(out_keys), at<float>(out_weights),
                    at<i64>(positions), at<i64>(places)});
       },

@@ -101,7 +101,8 @@ void bind_fill(nb::module_& m) {
          Address inner_splits, u64 known, Address values, u64 value_bytes, Address buffer,
          bool in_order) {
         fill_windows(key_part(keys, row_splits, dims), key_offsets(offsets, n, inner_splits, known),
-                     at<u8>(values), value_bytes, at<u8>(buffer), in_order);
+                     at<u8>(values), value_bytes, at<u8>(buffer),
+                     in_order ? RepeatedKeys::last_stays : RepeatedKeys::any_order);
       },
       unlocked);
   m.def(

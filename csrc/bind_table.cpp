@@ -30,6 +30,14 @@ Missing missing_rule(const std::string& name) {
   throw std::invalid_argument("missing is '" + name + "'; it must be 'zeros' or 'initializer'");
 }
 
+OutputMemory output_memory(bool reused) {
+  return reused ? OutputMemory::reused : OutputMemory::fresh;
+}
+
+EqualIds equal_ids(bool per_occurrence) {
+  return per_occurrence ? EqualIds::one_step_each : EqualIds::summed;
+}
+
 void bind_reads(nb::class_<Table>& table) {
   table
       .def(
@@ -37,7 +45,8 @@ void bind_reads(nb::class_<Table>& table) {
           [](const Table& t, Address ids, u64 n, const std::string& missing, i64 step, Address out,
              bool reused, Address rows) {
             const Missing rule = missing_rule(missing);
-            t.lookup(at<i64>(ids), n, rule, step, at<float>(out), reused, nullptr, at<u32>(rows));
+            t.lookup(at<i64>(ids), n, rule, step, at<float>(out), output_memory(reused), nullptr,
+                     at<u32>(rows));
           },
           "ids"_a, "n"_a, "missing"_a, "step"_a, "out"_a, "reused"_a, "rows"_a = 0, unlocked)
       .def(
@@ -102,17 +111,17 @@ void bind_writes(nb::class_<Table>& table) {
             return counts(t.assign_add(at<i64>(ids), n, at<float>(rows), time));
           },
           unlocked)
-      .def("apply_gradients",
-           [](Table& t, Address ids, u64 n, Address grads, const std::vector<float>& rates,
-              i64 step, i64 time, bool per_occurrence, Address occurrences, Address rows,
-              u64 changes) {
-             const nb::gil_scoped_release release;
-             const KnownRows known{at<u32>(rows), changes};
-             Update update{at<float>(grads), rates.data(),   step,
-                           time,             per_occurrence, at<i64>(occurrences)};
-             if (rows != 0) update.known = &known;
-             return counts(t.apply_gradients(at<i64>(ids), n, update));
-           })
+      .def(
+          "apply_gradients",
+          [](Table& t, Address ids, u64 n, Address grads, const std::vector<float>& rates, i64 step,
+             i64 time, bool per_occurrence, Address occurrences, Address rows, u64 changes) {
+            const nb::gil_scoped_release release;
+            const KnownRows known{at<u32>(rows), changes};
+            Update update{at<float>(grads),          rates.data(),        step, time,
+                          equal_ids(per_occurrence), at<i64>(occurrences)};
+            if (rows != 0) update.known = &known;
+            return counts(t.apply_gradients(at<i64>(ids), n, update));
+          })
       .def(
           "restore",
           [](Table& t, Address ids, u64 n, Address rows, Address states, Address times) {
@@ -194,14 +203,21 @@ void bind_evictions(nb::class_<Table>& table) {
 }
 
 void bind_watching(nb::class_<Table>& table) {
-  table.def("open_touched", &Table::open_touched, unlocked)
+  table
+      .def(
+          "open_touched",
+          [](Table& t, u64 capacity, bool all_changes, bool forget) {
+            return t.open_touched(capacity, all_changes ? Watched::every_change : Watched::training,
+                                  forget ? OnOverflow::drop_all : OnOverflow::report_all);
+          },
+          unlocked)
       .def("close_touched", &Table::close_touched, unlocked)
       .def(
           "take_touched",
           [](Table& t, u64 consumer, int shard, u64 room, Address ids) {
             const TouchedStep step = t.take_touched(consumer, shard, room, at<i64>(ids));
             return std::tuple(step.keys, step.shard, step.shard == kShards, step.needed, step.whole,
-                              step.forgotten);
+                              step.dropped);
           },
           unlocked)
       .def(
@@ -219,7 +235,8 @@ void bind_watching(nb::class_<Table>& table) {
       .def(
           "open_snapshot",
           [](Table& t, u64 aside_bytes, bool pause) {
-            const SnapshotStart start = t.open_snapshot(aside_bytes, pause);
+            const SnapshotStart start =
+                t.open_snapshot(aside_bytes, pause ? OtherWriters::pause : OtherWriters::go_on);
             return std::tuple(start.ticket, start.rows, start.newest_time);
           },
           unlocked)
@@ -283,8 +300,9 @@ void bind_table(nb::module_& m) {
           [](Table* t, const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero,
              u64 seed, u64 initial_capacity, const std::string& marks,
              std::shared_ptr<Admission> admission, std::shared_ptr<RowFile> rows_in, u64 slot_key) {
-            new (t) Table(segments, serving, skip_zero, seed, initial_capacity, marks_named(marks),
-                          std::move(admission), std::move(rows_in), slot_key);
+            new (t) Table(segments, serving ? RowForm::serving : RowForm::training,
+                          skip_zero ? ZeroRows::erase : ZeroRows::store, seed, initial_capacity,
+                          marks_named(marks), std::move(admission), std::move(rows_in), slot_key);
           },
           "segments"_a, "serving"_a, "skip_zero"_a, "seed"_a, "initial_capacity"_a,
           "marks"_a = "none", "admission"_a.none() = nb::none(), "rows_in"_a.none() = nb::none(),

@@ -11,9 +11,11 @@ namespace hedgerow {
 using u8 = std::uint8_t;
 using u16 = std::uint16_t;
 using u32 = std::uint32_t;
-using u64 = std::uint64_t;
 using i8 = std::int8_t;
-using i64 = std::int64_t;
+// Sizes of the library are these types, too, on every system: std::uint64_t is another one on some.
+using u64 = std::size_t;
+using i64 = std::ptrdiff_t;
+static_assert(sizeof(u64) == 8 && sizeof(i64) == 8);
 using u128 = unsigned __int128;
 
 // Asks for the line of an address, soon to be used. Not the compiler's builtin where that can be

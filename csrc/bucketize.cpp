@@ -40,7 +40,8 @@ class Bucketizer {
 
  private:
   bool renamed() const {
-    return in_.local_keys && std::any_of(in_.rules, in_.rules + in_.features, renames);
+    return in_.names == KeyNames::local &&
+           std::any_of(in_.rules, in_.rules + in_.features, renames);
   }
 
   template <class Body>
@@ -166,6 +167,7 @@ class Bucketizer {
 }  // namespace
 
 void bucketize(const BucketInput& in, const BucketOutput& out) {
+  for (u64 f = 0; f < in.features; ++f) check_rule(in.rules[f]);
   const CallScope scope;
   Bucketizer(in, out).run();
 }

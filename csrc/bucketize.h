@@ -6,6 +6,9 @@
 
 namespace hedgerow {
 
+// What a key is called in the output: as in the input, or as at its owner.
+enum class KeyNames { global, local };
+
 // Rows of keys: row r holds keys[row_splits[r] .. row_splits[r + 1]). Feature f has the rows
 // feature_rows[f] .. feature_rows[f + 1] and the rule rules[f].
 struct BucketInput {
@@ -17,7 +20,7 @@ struct BucketInput {
   u64 features;
   u64 shards;
   const float* weights;  // or null
-  bool local_keys;       // names of the keys at their owners, in place of the keys
+  KeyNames names;
 };
 
 // Row r of shard p is row p * rows + r. `weights`, `positions` and `places` may be null:

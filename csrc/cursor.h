@@ -8,6 +8,14 @@
 
 namespace hedgerow {
 
+// What one step of a walk did.
+struct ScanStep {
+  u64 rows;    // written
+  u64 cursor;  // to go on from
+  bool done;
+  u64 needed;  // not 0: the room was too small for the next rows, which need this much
+};
+
 struct Cursor {
   explicit Cursor(u64 number) : shard(shard_of(number)), position(position_of(number)) {}
 

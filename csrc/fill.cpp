@@ -28,14 +28,14 @@ void each_row(const KeyPart& part, u64 from, u64 to, Body&& body) {
 }
 
 template <class Body>
-void each_task(const KeyPart& part, bool in_order, Body&& body) {
+void each_task(const KeyPart& part, RepeatedKeys repeated, Body&& body) {
   const u64 n = entries(part);
   const u64 tasks = (n + kEntries - 1) / kEntries;
   const auto run = [&](i64 task) {
     const u64 from = u64(task) * kEntries;
     each_row(part, from, std::min(n, from + kEntries), body);
   };
-  if (!in_order) return parallel_for(i64(tasks), run);
+  if (repeated == RepeatedKeys::any_order) return parallel_for(i64(tasks), run);
   for (u64 task = 0; task < tasks; ++task) run(i64(task));
 }
 
@@ -96,7 +96,7 @@ PartCheck check_part(const KeyPart& part, const KeyOffsets& where, u64 floats) {
   const u64 tasks = (entries(part) + kEntries - 1) / kEntries;
   const Scratch<PartCheck> found(tasks);
   std::fill(found.begin(), found.end(), PartCheck{PartFault::none, 0});
-  each_task(part, false, [&](u64 row, u64 from, u64 to) {
+  each_task(part, RepeatedKeys::any_order, [&](u64 row, u64 from, u64 to) {
     PartCheck& first = found[from / kEntries];
     const u64 dim = u64(part.dims[row]);
     for (u64 entry = from; entry < to && first.fault == PartFault::none; ++entry) {
@@ -131,10 +131,10 @@ bool mark_keys(const i64* keys, u64 n, u8* seen) {
 }
 
 void fill_windows(const KeyPart& part, const KeyOffsets& where, const u8* values, u64 value_bytes,
-                  u8* buffer, bool in_order) {
+                  u8* buffer, RepeatedKeys repeated) {
   const CallScope scope;
   const Scratch<u64> before = values_before(part);
-  each_task(part, in_order, [&](u64 row, u64 from, u64 to) {
+  each_task(part, repeated, [&](u64 row, u64 from, u64 to) {
     const Run run{part, where, from, to, u64(part.dims[row])};
     const u64 skipped = (from - u64(part.row_splits[row])) * run.dim;
     const u8* first = values + (before[row] + skipped) * value_bytes;
@@ -157,7 +157,7 @@ template <class Float>
 void sum_windows(const KeyPart& part, const KeyOffsets& where, const Float* grad, Float* out) {
   const CallScope scope;
   const Scratch<u64> before = values_before(part);
-  each_task(part, false, [&](u64 row, u64 from, u64 to) {
+  each_task(part, RepeatedKeys::any_order, [&](u64 row, u64 from, u64 to) {
     const u64 dim = u64(part.dims[row]);
     Float* sum = out + before[row] + (from - u64(part.row_splits[row])) * dim;
     for (u64 entry = from; entry < to; ++entry, sum += dim) {

@@ -34,9 +34,13 @@ PartCheck check_part(const KeyPart& part, const KeyOffsets& where, u64 floats);
 // Marks the keys of a checked part in `seen`; whether one of them was marked already.
 bool mark_keys(const i64* keys, u64 n, u8* seen);
 
-// Values of any bytes. With `in_order` the last of several entries of one key stays.
+// What happens where several entries have one key: all write to its windows in any order, or the
+// last one stays.
+enum class RepeatedKeys { any_order, last_stays };
+
+// Values of any bytes.
 void fill_windows(const KeyPart& part, const KeyOffsets& where, const u8* values, u64 value_bytes,
-                  u8* buffer, bool in_order);
+                  u8* buffer, RepeatedKeys repeated);
 
 // An entry's gradient: the sum over the windows of its key, in their order.
 template <class Float>

@@ -31,9 +31,7 @@ u8* map_pages(u64 bytes) {
 }
 
 // Gives whole huge pages back; false where the system keeps them, as it does locked memory.
-bool discard(u64 from, u64 to) {
-  return madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED) == 0;
-}
+bool discard(u64 from, u64 to) { return return_pages(reinterpret_cast<void*>(from), to - from); }
 
 void zero(u64 from, u64 to) { std::memset(reinterpret_cast<void*>(from), 0, to - from); }
 

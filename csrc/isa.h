@@ -22,8 +22,12 @@ void set_isa(const std::string& name);  // throws std::invalid_argument; "fastes
 
 #if defined(__x86_64__)
 #define HR_TARGET_AVX2 __attribute__((target("avx2,f16c,bmi2")))
+#if defined(__clang__)  // ignores an attribute with a width
+#define HR_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi2")))
+#else
 #define HR_TARGET_AVX512 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi2,prefer-vector-width=512")))
+#endif
 #else
 #define HR_TARGET_AVX2
 #define HR_TARGET_AVX512

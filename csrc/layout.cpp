@@ -21,7 +21,7 @@ Segment place(const SegmentSpec& spec, const RowLayout& row) {
                   .initial_state = spec.initial_state,
                   .codec = spec.codec,
                   .round_to_half = spec.round_to_half};
-  if (row.serving) return segment;
+  if (row.serving()) return segment;
   segment.rule = &rule_named(spec.rule);
   if (int(spec.settings.size()) != segment.rule->settings)
     throw std::invalid_argument("rule " + spec.rule + " takes " +
@@ -38,12 +38,12 @@ Segment place(const SegmentSpec& spec, const RowLayout& row) {
 
 }  // namespace
 
-RowLayout::RowLayout(const std::vector<SegmentSpec>& specs, bool serving) : serving(serving) {
+RowLayout::RowLayout(const std::vector<SegmentSpec>& specs, RowForm form) : form(form) {
   if (specs.empty()) throw std::invalid_argument("a table needs at least one segment");
   for (const SegmentSpec& spec : specs) {
     segments.push_back(place(spec, *this));
     dim += spec.dim;
-    if (serving) {
+    if (serving()) {
       row_bytes += spec.dim * bytes_per_value(spec.codec.kind);
       plain = false;
     } else {
@@ -57,13 +57,13 @@ RowLayout::RowLayout(const std::vector<SegmentSpec>& specs, bool serving) : serv
     segment.state_from = state_from;
     state_from += int(segment.initial_state.size());
   }
-  if (!serving) row_bytes = 4 * (dim + state_floats);
+  if (!serving()) row_bytes = 4 * (dim + state_floats);
   stride = (row_bytes + 15) / 16 * 16;
 }
 
 bool RowLayout::can_hold(const float* values) const {
   if (!all_finite(values, u64(dim))) return false;
-  if (!serving) return true;
+  if (!serving()) return true;
   for (const Segment& segment : segments) {
     const CodecKind kind = segment.codec.kind;
     if (kind != CodecKind::fp16 && kind != CodecKind::bf16) continue;

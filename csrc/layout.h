@@ -35,10 +35,14 @@ struct Segment {
 };
 
 // Training: `dim` floats, then every segment's state. Serving: every segment encoded, no state.
-struct RowLayout {
-  RowLayout(const std::vector<SegmentSpec>& specs, bool serving);  // throws std::invalid_argument
+enum class RowForm { training, serving };
 
-  bool serving;
+struct RowLayout {
+  RowLayout(const std::vector<SegmentSpec>& specs, RowForm form);  // throws std::invalid_argument
+
+  bool serving() const { return form == RowForm::serving; }
+
+  RowForm form;
   int dim = 0;
   int state_floats = 0;
   int row_bytes = 0;        // what a row holds

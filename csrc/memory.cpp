@@ -50,6 +50,15 @@ void ask_for_huge_pages(void* from, u64 bytes) {
 #endif
 }
 
+bool return_pages(void* from, u64 bytes) {
+#if defined(__linux__)
+  return madvise(from, bytes, MADV_DONTNEED) == 0;
+#else  // elsewhere that advice does not promise zeros: new pages take the place of the old
+  return mmap(from, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+              0) != MAP_FAILED;
+#endif
+}
+
 Block::Block(u64 bytes, PageSize pages) {
   if (pages == PageSize::huge) {
     kind_ = Kind::huge;

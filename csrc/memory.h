@@ -52,6 +52,10 @@ enum class PageSize { small, huge };
 // whole: 512 page faults become one. A hint.
 void ask_for_huge_pages(void* from, u64 bytes);
 
+// Gives whole pages of private memory back to the system. They stay mapped and read as zeros. False
+// where the system keeps them, as it does locked memory; then they are as before.
+bool return_pages(void* from, u64 bytes);
+
 // Zero-filled memory, aligned to a cache line at least; not charged.
 class Block {
  public:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <string>
 
 #include "pool.h"
 
@@ -10,6 +11,13 @@ namespace hedgerow {
 namespace {
 
 constexpr u64 kFewIds = u64(1) << 19;  // under a nanosecond each: not worth waking the pool for
+
+LayoutPooling layout_pooling(i64 number) {
+  for (const LayoutPooling known :
+       {LayoutPooling::sum, LayoutPooling::mean, LayoutPooling::first_n})
+    if (i64(known) == number) return known;
+  throw std::invalid_argument("no pooling of a layout has the number " + std::to_string(number));
+}
 
 LayoutFault check_entries(const LayoutPlan& plan, const LayoutBatch& batch, u64 number,
                           u64 feature) {
@@ -52,8 +60,9 @@ LayoutPlan::LayoutPlan(u64 features, const std::vector<i64>& numbers)
     throw std::invalid_argument("a task of a layout has 10 numbers");
   for (u64 i = 0; i < numbers.size(); i += LayoutTask::kNumbers) {
     const auto at = [&](u64 field) { return u64(numbers[i + field]); };
-    const LayoutTask task{at(0), at(1), Pooling(int(at(2))), at(3), at(4), at(5), at(6),
-                          at(7), at(8), at(9) != 0};
+    const LayoutTask task{
+        at(0), at(1),     layout_pooling(numbers[i + 2]), at(3), at(4), at(5), at(6), at(7),
+        at(8), at(9) != 0};
     if (task.feature >= features || (!tasks_.empty() && task.feature < tasks_.back().feature))
       throw std::invalid_argument("tasks of a layout are not sorted by feature");
     tasks_.push_back(task);
@@ -64,14 +73,24 @@ LayoutPlan::LayoutPlan(u64 features, const std::vector<i64>& numbers)
   for (u64 q = 0; q < features; ++q) first_[q + 1] = std::max(first_[q + 1], first_[q]);
 }
 
+void check_addresses(const LayoutPlan& plan, const LayoutBatch& batch, u64 lists, u64 outputs) {
+  const auto check = [](u64 given, u64 wanted) {
+    if (given != wanted)
+      throw std::invalid_argument(std::to_string(given) + " addresses, not " +
+                                  std::to_string(wanted));
+  };
+  check(lists, batch.lengths.size());
+  check(outputs, plan.outputs());
+}
+
 LayoutBatch::LayoutBatch(u64 lists_, const std::vector<i64>& numbers,
                          const std::vector<i64>& lengths_, const i64* nfl_, const void* offsets_,
-                         bool wide_, const i64* ids_)
+                         OffsetType offset_type_, const i64* ids_)
     : lists(lists_),
       lengths(lengths_.begin(), lengths_.end()),
       nfl(nfl_),
       offsets(offsets_),
-      wide(wide_),
+      offset_type(offset_type_),
       ids(ids_) {
   if (numbers.size() % LayoutRequest::kNumbers != 0 ||
       lengths.size() != numbers.size() / LayoutRequest::kNumbers * lists)

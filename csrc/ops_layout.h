@@ -9,7 +9,10 @@
 
 namespace hedgerow {
 
-enum class Pooling : int { sum = 0, mean = 1, first_n = 3 };
+enum class LayoutPooling : int { sum = 0, mean = 1, first_n = 3 };
+
+// The type of the values in `feature_offset`.
+enum class OffsetType { int32, int64 };
 
 // One slice of one feature, and its place in one output. Strides and columns count values.
 struct LayoutTask {
@@ -17,7 +20,7 @@ struct LayoutTask {
 
   u64 feature;
   u64 output;
-  Pooling pooling;
+  LayoutPooling pooling;
   u64 length;  // positions of first_n, else 1
   u64 start;   // first column of the vector
   u64 width;
@@ -75,14 +78,15 @@ struct LayoutBatch {
   std::vector<u64> lengths;  // [requests, lists] values
   const i64* nfl;
   const void* offsets;
-  bool wide;  // offsets are 64 bits, else 32
+  OffsetType offset_type;
   const i64* ids;
 
   LayoutBatch(u64 lists, const std::vector<i64>& requests, const std::vector<i64>& lengths,
-              const i64* nfl, const void* offsets, bool wide, const i64* ids);
+              const i64* nfl, const void* offsets, OffsetType offset_type, const i64* ids);
 
   i64 offset(u64 at) const {
-    return wide ? static_cast<const i64*>(offsets)[at] : static_cast<const int*>(offsets)[at];
+    return offset_type == OffsetType::int64 ? static_cast<const i64*>(offsets)[at]
+                                            : static_cast<const int*>(offsets)[at];
   }
   Entries entries(const LayoutRequest& request, u64 feature) const;
 };
@@ -109,8 +113,12 @@ struct LayoutFault {
 // The first fault by request, feature and place, whatever the thread count.
 LayoutFault check_layout(const LayoutPlan& plan, const LayoutBatch& batch);
 
-// T is float or double. `lists` has [requests, lists] addresses, `outputs` one an output. The batch
-// has no fault. Every value of the outputs is set.
+// Throws std::invalid_argument unless there are as many addresses as the plan and the batch have
+// lists and outputs.
+void check_addresses(const LayoutPlan& plan, const LayoutBatch& batch, u64 lists, u64 outputs);
+
+// T is float or double. `lists` has [requests, lists] addresses, `outputs` one per output; other
+// counts throw std::invalid_argument. The batch has no fault. Every value of the outputs is set.
 template <class T>
 void layout_forward(const LayoutPlan& plan, const LayoutBatch& batch,
                     const std::vector<const T*>& lists, const std::vector<T*>& outputs);

@@ -46,11 +46,11 @@ struct BackwardBody {
     for (const LayoutTask& task : tasks) {
       const T* grad =
           unit.grads[task.output] + (unit.request->row + row) * task.row_stride + task.column;
-      if (task.pooling == Pooling::first_n) {
+      if (task.pooling == LayoutPooling::first_n) {
         for (u64 k = 0; k < std::min(task.length, count); ++k, grad += task.position_stride)
           give(task, vectors, k, 1, grad, rows, unit.scale, T(1));
       } else {
-        const T divisor = task.pooling == Pooling::mean ? T(count) : T(1);
+        const T divisor = task.pooling == LayoutPooling::mean ? T(count) : T(1);
         give(task, vectors, 0, count, grad, rows, unit.scale, divisor);
       }
     }
@@ -142,6 +142,7 @@ void clear_lists(const LayoutBatch& batch, const std::vector<T*>& lists) {
 template <class T>
 void layout_backward(const LayoutPlan& plan, const LayoutBatch& batch,
                      const std::vector<const T*>& grads, T scale, const std::vector<T*>& lists) {
+  check_addresses(plan, batch, lists.size(), grads.size());
   const CallScope scope;
   clear_lists(batch, lists);
   std::vector<Unit<T>> units;

@@ -24,7 +24,7 @@ struct Block {
 // One slice of one row; `count` is not 0.
 template <class T, bool kAdds, class Vectors>
 HR_INLINE void pool_row(const LayoutTask& task, const Vectors& vectors, u64 count, T* out) {
-  const bool mean = task.pooling == Pooling::mean && count > 1;
+  const bool mean = task.pooling == LayoutPooling::mean && count > 1;
   const T divisor = T(count);
   each_run<!kAdds>(task.width, [&](auto columns, u64 c) HR_INLINE_LAMBDA {
     Values<T, decltype(columns)::value> sum(vectors[0] + task.start + c);
@@ -54,7 +54,7 @@ HR_INLINE void clear(u64 width, T* out) {
 // One slice of one row with `count` ids, none too.
 template <class T, class Vectors>
 HR_INLINE void fill_row(const LayoutTask& task, const Vectors& vectors, u64 count, T* out) {
-  if (task.pooling == Pooling::first_n) {
+  if (task.pooling == LayoutPooling::first_n) {
     for (u64 k = 0; k < task.length; ++k, out += task.position_stride) {
       if (k < count)
         copy<T>(vectors[k] + task.start, task.width, out);
@@ -133,6 +133,7 @@ struct ForwardBody {
 template <class T>
 void layout_forward(const LayoutPlan& plan, const LayoutBatch& batch,
                     const std::vector<const T*>& lists, const std::vector<T*>& outputs) {
+  check_addresses(plan, batch, lists.size(), outputs.size());
   const CallScope scope;
   std::vector<Block<T>> blocks;
   // The loops take one kind of address for both directions; these are only read.

@@ -2,7 +2,10 @@
 #include "pool.h"
 
 #include <pthread.h>
+
+#if defined(__linux__)
 #include <sched.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -19,8 +22,10 @@ namespace hedgerow {
 namespace {
 
 int usable_cpus() {
+#if defined(__linux__)
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
   return std::max(1u, std::thread::hardware_concurrency());
 }
 

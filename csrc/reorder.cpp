@@ -3,6 +3,8 @@
 
 #include <bit>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "byte_copy.h"
 #include "id_map.h"
@@ -60,6 +62,12 @@ u64 find_new(const ReorderArgs& args, u32* first, i32* sizes) {
 }
 
 }  // namespace
+
+Key key_kind(int number) {
+  if (number < int(Key::int64) || number > int(Key::float64))
+    throw std::invalid_argument("no kind of keys has the number " + std::to_string(number));
+  return Key(number);
+}
 
 u64 reorder(const ReorderArgs& args, u8* out, i32* sizes) {
   const CallScope scope;

@@ -13,6 +13,7 @@ using i32 = std::int32_t;
 
 // How the keys of `reorder` compare: as numbers, so that -0 is 0 and NaN is nothing's equal.
 enum class Key : int { int64 = 0, float32 = 1, float64 = 2 };
+Key key_kind(int number);  // throws std::invalid_argument
 
 struct ReorderArgs {
   const u8* keys;  // of row 0

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <stdexcept>
+#include <string>
 
 #include "pool.h"
 
@@ -74,6 +76,22 @@ void route_keys(const RouteRule& rule, const u64* keys, u64 n, Owner* owners, u6
 
 }  // namespace
 
+RouteCode route_code(int number) {
+  if (number < 0 || number > int(RouteCode::kHashRoundrobin))
+    throw std::invalid_argument("no routing rule has the code " + std::to_string(number));
+  return RouteCode(number);
+}
+
+void check_rule(const RouteRule& rule) {
+  if (rule.owners == 0) throw std::invalid_argument("a routing rule needs an owner");
+  if (rule.bound_count != 0) {
+    if (rule.bounds[0] != 0 || !std::is_sorted(rule.bounds, rule.bounds + rule.bound_count))
+      throw std::invalid_argument("bounds of a routing rule must rise from 0");
+  } else if (rule.code == RouteCode::kContinuous && rule.block == 0) {
+    throw std::invalid_argument("a continuous routing rule needs rows in a block");
+  }
+}
+
 bool renames(const RouteRule& rule) {
   return rule.bound_count || rule.code == RouteCode::kContinuous;
 }
@@ -83,6 +101,7 @@ void route_part(const RouteRule& rule, const u64* keys, u64 n, u32* owners, u64*
 }
 
 void route(const RouteRule& rule, const u64* keys, u64 n, i64* owners, u64* local) {
+  check_rule(rule);
   const CallScope scope;
   const u64 parts = (n + kPartKeys - 1) / kPartKeys;
   const auto one = [&](i64 part) {

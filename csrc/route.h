@@ -7,6 +7,8 @@ namespace hedgerow {
 
 enum class RouteCode : int { kContinuous = 0, kRoundrobin = 1, kHashRoundrobin = 2 };
 
+RouteCode route_code(int number);  // throws std::invalid_argument
+
 // Keys are unsigned. The first `skipped` shards own nothing; the `owners` after them share the
 // keys. `block` is the rows of an owner, for kContinuous. `bounds`, if there are any, override the
 // code: sorted, the first one 0, as many as owners or one more.
@@ -38,6 +40,9 @@ struct Divisor {
     return rest < by ? Result{quotient, rest} : Result{quotient + 1, rest - by};
   }
 };
+
+// Throws std::invalid_argument for a rule that has no owner for some key.
+void check_rule(const RouteRule& rule);
 
 // Whether the name of a key differs at its owner.
 bool renames(const RouteRule& rule);

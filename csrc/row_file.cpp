@@ -2,10 +2,13 @@
 #include "row_file.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/mman.h>
-#include <sys/vfs.h>
 #include <unistd.h>
+
+#if defined(__linux__)
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#endif
 
 #include <algorithm>
 #include <bit>
@@ -23,11 +26,70 @@ constexpr u64 kRuns = 1024;    // of pages that are written at once
 
 int page_shift() { return std::countr_zero(u64(sysconf(_SC_PAGESIZE))); }
 
-// A file of overlayfs has no pages of its own: to write a part of it is to write nothing.
+#if defined(__linux__)
+
+// Whether `write_range` writes what it is told. A file of overlayfs has no pages of its own: to
+// write a part of it is to write nothing.
 bool writes_parts(int fd) {
   struct statfs system;
   return fstatfs(fd, &system) != 0 || u64(system.f_type) != OVERLAYFS_SUPER_MAGIC;
 }
+
+// Writes the pages of a part of the file and waits for them. Unlike msync it leaves out the
+// journal. 0, or -1 with errno.
+int write_range(int fd, u64 from, u64 bytes) {
+  constexpr unsigned kWriteAndWait =
+      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  return sync_file_range(fd, off64_t(from), off64_t(bytes), kWriteAndWait);
+}
+
+// Takes disk blocks for a part of the file. 0, or an error number.
+int take_blocks(int fd, u64 from, u64 bytes) {
+  return posix_fallocate(fd, off_t(from), off_t(bytes));
+}
+
+// Tells the system that a part of the file is read soon, or not any more.
+void will_read(int fd, u64 from, u64 bytes) {
+  posix_fadvise(fd, off_t(from), off_t(bytes), POSIX_FADV_WILLNEED);
+}
+void will_not_read(int fd, u64 from, u64 bytes) {
+  posix_fadvise(fd, off_t(from), off_t(bytes), POSIX_FADV_DONTNEED);
+}
+
+#else
+
+bool writes_parts(int) { return false; }
+
+int write_range(int, u64, u64) { return -1; }  // never called: no part is written this way
+
+int take_blocks(int fd, u64 from, u64 bytes) {
+#if defined(F_PREALLOCATE)
+  // Blocks behind those that the file has; they count once the file is as long.
+  fstore_t blocks = {F_ALLOCATEALL, F_PEOFPOSMODE, 0, off_t(bytes), 0};
+  if (fcntl(fd, F_PREALLOCATE, &blocks) == -1) return errno;
+#endif
+  return ftruncate(fd, off_t(from + bytes)) == 0 ? 0 : errno;
+}
+
+void will_read(int fd, u64 from, u64 bytes) {
+#if defined(F_RDADVISE)
+  radvisory part = {off_t(from), int(bytes)};
+  fcntl(fd, F_RDADVISE, &part);
+#else
+  (void)fd, (void)from, (void)bytes;
+#endif
+}
+
+void will_not_read(int, u64, u64) {}  // msync and madvise are all that there is
+
+#endif
+
+// What mincore writes for each page.
+#if defined(__linux__)
+using PageFlags = unsigned char;
+#else
+using PageFlags = char;
+#endif
 
 }  // namespace
 
@@ -65,7 +127,7 @@ u8* RowFile::add_chunk() {
     return NoRoomInFile(chunk_bytes_, folder_, std::strerror(error));
   };
   int error = EINTR;
-  while (error == EINTR) error = posix_fallocate(fd_, off_t(from), off_t(chunk_bytes_));
+  while (error == EINTR) error = take_blocks(fd_, from, chunk_bytes_);
   if (error != 0) throw refuse(error);
   auto marks = std::make_unique<std::atomic<u8>[]>(chunk_pages_);
   chunks_.reserve(chunks_.size() + 1);
@@ -120,7 +182,7 @@ void RowFile::check() const {
 void RowFile::arrive(u64 chunk, u64 page) {
   if (marks_[chunk][page].exchange(kUsed, std::memory_order_relaxed) != kAway) return;
   resident_pages_.fetch_add(1, std::memory_order_relaxed);
-  posix_fadvise(fd_, off_t(place(chunk, page)), off_t(1) << page_shift_, POSIX_FADV_WILLNEED);
+  will_read(fd_, place(chunk, page), u64(1) << page_shift_);
 }
 
 void RowFile::give_back() {
@@ -166,12 +228,9 @@ u64 RowFile::sweep(u64 chunk, u64 from, u64 most) {
 }
 
 bool RowFile::write_pages(u64 chunk, u64 first, u64 end) {
-  constexpr unsigned kWriteAndWait =
-      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
   const u64 bytes = (end - first) << page_shift_;
   const auto write = [&] {
-    if (writes_parts_)
-      return sync_file_range(fd_, off64_t(place(chunk, first)), off64_t(bytes), kWriteAndWait);
+    if (writes_parts_) return write_range(fd_, place(chunk, first), bytes);
     return msync(chunks_[chunk] + (first << page_shift_), bytes, MS_SYNC);
   };
   int failed = write();
@@ -190,7 +249,7 @@ void RowFile::drop_pages(u64 chunk, u64 first, u64 end) {
   resident_pages_.fetch_sub(left, std::memory_order_relaxed);
   const u64 bytes = (end - first) << page_shift_;
   madvise(chunks_[chunk] + (first << page_shift_), bytes, MADV_DONTNEED);
-  posix_fadvise(fd_, off_t(place(chunk, first)), off_t(bytes), POSIX_FADV_DONTNEED);
+  will_not_read(fd_, place(chunk, first), bytes);
 }
 
 u64 RowFile::file_bytes() const {
@@ -202,11 +261,11 @@ u64 RowFile::file_bytes() const {
 u64 RowFile::measured_bytes() const {
   const CallScope scope;
   const std::lock_guard hold(mutex_);
-  std::vector<u8> present(chunk_pages_);
+  std::vector<PageFlags> present(chunk_pages_);
   u64 pages = 0;
   for (u8* chunk : chunks_) {
     if (mincore(chunk, chunk_bytes_, present.data()) != 0) continue;
-    for (u8 flags : present) pages += flags & 1;
+    for (const PageFlags flags : present) pages += flags & 1;
   }
   return pages << page_shift_;
 }

@@ -89,7 +89,7 @@ class RowFile {
   const u64 budget_bytes_;
   const int page_shift_;
   const u64 budget_pages_;
-  bool writes_parts_;  // by sync_file_range, which leaves out the journal
+  bool writes_parts_;  // see `write_range`
   const int process_;
   u64 chunk_bytes_ = 0, chunk_pages_ = 0;
   Block directory_;

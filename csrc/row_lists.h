@@ -28,20 +28,20 @@ class RowLists {
     // A few parts of the numbers for every list, so that most of them lie in one list.
     const u64 parts = std::bit_ceil(filled < 2 ? 1 : 64 * filled);
     while ((rows_ >> shift_) >= parts) ++shift_;
-    near_ = Scratch<u32>((rows_ >> shift_) + 2);
+    first_list_ = Scratch<u32>((rows_ >> shift_) + 2);
     u32 list = 0;
-    for (u64 part = 0; part < near_.size(); ++part) {
+    for (u64 part = 0; part < first_list_.size(); ++part) {
       while (list + 1 < filled && starts_[list + 1] <= part << shift_) ++list;
-      near_[part] = list;
+      first_list_[part] = list;
     }
   }
 
   u64 rows() const { return rows_; }
 
   HR_INLINE u8* row(u64 number) const {
-    const u32* const near = near_.data() + (number >> shift_);
-    u32 list = near[0];
-    while (list < near[1] && starts_[list + 1] <= number) ++list;
+    const u32* const first = first_list_.data() + (number >> shift_);
+    u32 list = first[0];
+    while (list < first[1] && starts_[list + 1] <= number) ++list;
     return reinterpret_cast<u8*>(origins_[list] + number * row_bytes_);
   }
 
@@ -49,7 +49,7 @@ class RowLists {
   template <class Body>
   void each_run(u64 from, u64 to, Body&& body) const {
     while (from < to) {
-      u64 list = near_[from >> shift_];
+      u64 list = first_list_[from >> shift_];
       while (starts_[list + 1] <= from) ++list;
       const u64 end = starts_[list + 1] < to ? starts_[list + 1] : to;
       body(row(from), end - from);
@@ -63,7 +63,7 @@ class RowLists {
   u64 row_bytes_;
   u64 rows_ = 0;
   int shift_ = 0;
-  Scratch<u32> near_;  // by part of the numbers: the list of its first one
+  Scratch<u32> first_list_;  // by part of the numbers: the list of its first one
 };
 
 }  // namespace hedgerow

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <stdexcept>
 #include <vector>
 
 #include "pool.h"
@@ -22,6 +23,15 @@ struct Piece {
 
 using Bounds = std::span<const u64>;
 
+void check(bool good, const char* rule) {
+  if (!good) throw std::invalid_argument(rule);
+}
+
+void check_tables(const auto& tables) {
+  check(std::find(tables.begin(), tables.end(), nullptr) == tables.end(),
+        "one of the tables is None; give tables");
+}
+
 template <class Work>
 void each_piece(Bounds starts, Bounds ends, u64 most, const Work& work) {
   const CallScope scope;
@@ -38,6 +48,9 @@ void each_piece(Bounds starts, Bounds ends, u64 most, const Work& work) {
 template <class Read>
 void each_read(const SeveralTables& several, const Read& read) {
   const u64 tables = several.tables.size();
+  check_tables(several.tables);
+  check(several.splits.size() == tables + 1, "give one split more than there are tables");
+  check(std::is_sorted(several.splits.begin(), several.splits.end()), "splits must not fall");
   const u64 share = several.splits[tables] / (kPieces * u64(thread_count()));
   const u64 most = std::clamp(share, kLeastIds, kMostIds);
   each_piece(several.splits.first(tables), several.splits.last(tables), most, read);
@@ -45,38 +58,45 @@ void each_read(const SeveralTables& several, const Read& read) {
 
 }  // namespace
 
-std::vector<u64> read_several(const SeveralTables& several, const EntryRoom& room) {
+std::vector<u64> read_several(const SeveralTables& several, const EntryOutput& output) {
   std::vector<std::atomic<u64>> found(several.tables.size());
   each_read(several, [&](u64 k, u64 start, u64 n) {
     const Table& table = *several.tables[k];
     const u64 dim = u64(table.layout().dim), state = u64(table.layout().state_floats);
-    u8* const here = room.found + start;
-    table.entries(room.ids + start, n, here, room.rows + start * dim, room.states + start * state,
-                  room.times + start);
+    u8* const here = output.found + start;
+    table.entries(output.ids + start, n, here, output.rows + start * dim,
+                  output.states + start * state, output.times + start);
     found[k].fetch_add(u64(std::count_if(here, here + n, [](u8 one) { return one != 0; })),
                        std::memory_order_relaxed);
   });
   return {found.begin(), found.end()};
 }
 
-void lookup_several(const SeveralTables& several, const LookupRoom& room) {
+void lookup_several(const SeveralTables& several, const LookupOutputs& output) {
+  check(output.missing.size() == several.tables.size(),
+        "give a rule for missing ids for each table");
   each_read(several, [&](u64 k, u64 start, u64 n) {
     const Table& table = *several.tables[k];
-    table.lookup(room.ids + start, n, room.missing[k], room.step,
-                 room.rows + start * u64(table.layout().dim), true, room.found + start);
+    table.lookup(output.ids + start, n, output.missing[k], output.step,
+                 output.rows + start * u64(table.layout().dim), OutputMemory::reused,
+                 output.found + start);
   });
 }
 
-void move_in_several(const Coming& coming) {
+void move_in_several(const IncomingRows& incoming) {
+  check_tables(incoming.tables);
+  check(incoming.starts.size() == incoming.tables.size() &&
+            incoming.ends.size() == incoming.tables.size(),
+        "give a start and an end for each table");
   const InBackground behind_reads;
   // Tasks on the pool's threads would wait for the reader of a snapshot, which is this thread.
-  const RunAlone mine(std::any_of(coming.tables.begin(), coming.tables.end(),
+  const RunAlone mine(std::any_of(incoming.tables.begin(), incoming.tables.end(),
                                   [](const Table* table) { return table->reads_snapshot(); }));
-  each_piece(coming.starts, coming.ends, kPieceRows, [&](u64 k, u64 start, u64 n) {
-    Table& table = *coming.tables[k];
+  each_piece(incoming.starts, incoming.ends, kPieceRows, [&](u64 k, u64 start, u64 n) {
+    Table& table = *incoming.tables[k];
     const u64 dim = u64(table.layout().dim), state = u64(table.layout().state_floats);
-    table.move_in(coming.ids + start, n, coming.rows + start * dim, coming.states + start * state,
-                  coming.times + start);
+    table.move_in(incoming.ids + start, n, incoming.rows + start * dim,
+                  incoming.states + start * state, incoming.times + start);
   });
 }
 

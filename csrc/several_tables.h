@@ -9,14 +9,16 @@
 
 namespace hedgerow {
 
+// Every call throws std::invalid_argument where its lists do not fit together.
+
 // Tables whose rows are alike; the ids of table k are splits[k] .. splits[k + 1] of all.
 struct SeveralTables {
   std::span<const Table* const> tables;
   std::span<const u64> splits;
 };
 
-// Where ids are and whole rows go, table after table.
-struct EntryRoom {
+// Ids, and where their whole rows are written, table after table.
+struct EntryOutput {
   const i64* ids;
   u8* found;
   float* rows;
@@ -24,8 +26,9 @@ struct EntryRoom {
   i64* times;
 };
 
-// Where ids are and what a lookup tells goes, table after table; `missing` is each table's rule.
-struct LookupRoom {
+// Ids, and where a lookup of them is written, table after table; `missing` is the rule of each
+// table.
+struct LookupOutputs {
   const i64* ids;
   std::span<const Missing> missing;
   i64 step;
@@ -33,8 +36,8 @@ struct LookupRoom {
   u8* found;
 };
 
-// Where rows are that come, which differ; those of table k are starts[k] .. ends[k] of all.
-struct Coming {
+// Distinct ids and their rows, to be moved in. Those of table k are starts[k] .. ends[k] of all.
+struct IncomingRows {
   std::span<Table* const> tables;
   std::span<const u64> starts;
   std::span<const u64> ends;
@@ -45,9 +48,9 @@ struct Coming {
 };
 
 // How many ids of each table were found.
-std::vector<u64> read_several(const SeveralTables& several, const EntryRoom& room);
-void lookup_several(const SeveralTables& several, const LookupRoom& room);
+std::vector<u64> read_several(const SeveralTables& several, const EntryOutput& output);
+void lookup_several(const SeveralTables& several, const LookupOutputs& output);
 // In the background: whoever reads comes first. If it fails, some have come: it may be tried again.
-void move_in_several(const Coming& coming);
+void move_in_several(const IncomingRows& incoming);
 
 }  // namespace hedgerow

@@ -38,8 +38,9 @@ class ErasedRows {
 };
 
 // No row of a shard is older than this: what an eviction by age need not look for. A write lowers
-// it, and a walk over all rows of the shard finds it anew, counted as `Table::evict_older` does for
-// the ages of that walk. Before the first walk it is the time of a write, which holds for any ages.
+// it, and a walk over all rows of the shard finds it anew, counted as `Evictor::evict_older` does
+// for the ages of that walk. Before the first walk it is the time of a write, which holds for any
+// ages.
 class OldestTime {
  public:
   static constexpr i64 kNoRow = std::numeric_limits<i64>::max();

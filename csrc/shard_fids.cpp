@@ -63,7 +63,7 @@ void number_feature(const FeatureRows& feature, const ShardOf& shard_of, IdMap& 
 }
 
 template <class ShardOf>
-void number_features(const std::vector<FeatureRows>& features, u64 shards, bool unique,
+void number_features(const std::vector<FeatureRows>& features, u64 shards, EqualFids equal,
                      const ShardOf& shard_of, i64* words, int* offsets, i64* counts) {
   std::fill(counts, counts + features.size() * shards, 0);
   each_part(features, [&](u64 first, u64 last) {
@@ -72,7 +72,7 @@ void number_features(const std::vector<FeatureRows>& features, u64 shards, bool 
       const FeatureRows& feature = features[q];
       for (u64 r = 0; r < feature.rows; ++r)
         offsets[feature.first_entry + r] = int(feature.first_id + u64(feature.splits[r]));
-      if (unique)
+      if (equal == EqualFids::listed_once)
         number_feature<true>(feature, shard_of, map, words, counts + q * shards);
       else
         number_feature<false>(feature, shard_of, map, words, counts + q * shards);
@@ -82,13 +82,13 @@ void number_features(const std::vector<FeatureRows>& features, u64 shards, bool 
 
 }  // namespace
 
-i64 number_fids(const std::vector<FeatureRows>& features, u64 shards, bool unique, i64* words,
+i64 number_fids(const std::vector<FeatureRows>& features, u64 shards, EqualFids equal, i64* words,
                 int* offsets, i64* counts) {
   const CallScope scope;
   for (u64 q = 0; q < features.size(); ++q)
     if (!cuts_rows(features[q])) return i64(q);
   with_shard_rule(shards, 0, [&](auto rule) {
-    number_features(features, shards, unique, rule, words, offsets, counts);
+    number_features(features, shards, equal, rule, words, offsets, counts);
   });
   return -1;
 }

@@ -23,11 +23,14 @@ struct FeatureLists {
   u64 width;
 };
 
+// How often the equal ids of a feature are listed: once, with one number for all, or each time.
+enum class EqualFids { listed_once, listed_each };
+
 // Checks the rows of each feature, and writes each row's first word to `offsets` and, for each id,
-// shard << 32 | number in the feature's list on that shard to `words`; with `unique` equal ids of a
-// feature have one number. `counts` [features, shards] gets the lengths of those lists. Returns the
+// shard << 32 | number in the feature's list on that shard to `words`.
+// `counts` [features, shards] gets the lengths of those lists. Returns the
 // first feature whose rows are not [0, ..., count], or -1.
-i64 number_fids(const std::vector<FeatureRows>& features, u64 shards, bool unique, i64* words,
+i64 number_fids(const std::vector<FeatureRows>& features, u64 shards, EqualFids equal, i64* words,
                 int* offsets, i64* counts);
 
 // Lists the ids, and turns the words into list << 32 | first value of the vector. `rows` and

@@ -37,7 +37,7 @@ void Snapshot::Aside::push(const Entry& entry, const u8* row, u64 row_bytes) {
   ++rows_;
 }
 
-void Snapshot::open(u64 rows, u64 aside_bytes, bool pause) {
+void Snapshot::open(u64 rows, u64 aside_bytes, OtherWriters others) {
   marks_ = Block(rows + 1, PageSize::small);
   rows_ = rows;
   shard = 0;
@@ -48,7 +48,7 @@ void Snapshot::open(u64 rows, u64 aside_bytes, bool pause) {
   process_ = getpid();
   read_by_this_thread();
   ++ticket_;
-  paused_ = pause;
+  paused_ = others == OtherWriters::pause;
   open_ = true;
 }
 

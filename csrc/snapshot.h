@@ -27,6 +27,10 @@ struct SnapshotUse {
   double waited_s;  // by writers, in all
 };
 
+// What writers of other threads do from the moment a snapshot opens: they go on, or they wait until
+// they are resumed.
+enum class OtherWriters { go_on, pause };
+
 class Snapshot {
  public:
   explicit Snapshot(u64 row_bytes);
@@ -51,7 +55,7 @@ class Snapshot {
   };
 
   // Opened and closed while nobody writes or reads it.
-  void open(u64 rows, u64 aside_bytes, bool pause);
+  void open(u64 rows, u64 aside_bytes, OtherWriters others);
   void close();
 
   bool is_open() const { return open_.load(std::memory_order_acquire); }

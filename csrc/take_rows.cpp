@@ -61,24 +61,24 @@ struct Adding {
 
 }  // namespace
 
-i64 find_rows(std::span<const IdList> lists, const u64* queries, u64 n, bool many, i64* out) {
+i64 find_rows(std::span<const IdList> lists, const u64* queries, u64 n, Threads threads, i64* out) {
   const CallScope scope;
   ask_for_huge_pages(out, n * sizeof(i64));
   const IdRows rows(lists);
   std::atomic<u64> missing{n};
-  for_blocks(n, many && n * sizeof(i64) >= kWorthThreads, [&](u64 from, u64 to) {
+  for_blocks(n, threads == Threads::all && n * sizeof(i64) >= kWorthThreads, [&](u64 from, u64 to) {
     const u64 absent = from + rows.find(queries + from, to - from, out + from);
     if (absent != to) keep_least(missing, absent);
   });
   return missing == n ? -1 : i64(missing.load());
 }
 
-void copy_rows(std::span<const RowList> lists, u64 row_bytes, const i64* numbers, u64 n, bool many,
-               u8* out) {
+void copy_rows(std::span<const RowList> lists, u64 row_bytes, const i64* numbers, u64 n,
+               Threads threads, u8* out) {
   const CallScope scope;
   ask_for_huge_pages(out, n * row_bytes);
   const RowLists rows(lists, row_bytes);
-  for_blocks(n, many && n * row_bytes >= kWorthThreads, [&](u64 from, u64 to) {
+  for_blocks(n, threads == Threads::all && n * row_bytes >= kWorthThreads, [&](u64 from, u64 to) {
     with_bytes(row_bytes, [&](auto bytes) {
       const auto fetch = [&](u64 i) { fetch_bytes(rows.row(u64(numbers[i])), bytes); };
       for (u64 i = from; i < std::min(to, from + kAhead); ++i) fetch(i);
@@ -91,17 +91,19 @@ void copy_rows(std::span<const RowList> lists, u64 row_bytes, const i64* numbers
 }
 
 template <class Value>
-void add_rows(std::span<const RowList> lists, u64 dim, const i64* numbers, u64 n, bool many,
+void add_rows(std::span<const RowList> lists, u64 dim, const i64* numbers, u64 n, Threads threads,
               const Value* grads) {
   const CallScope scope;
   for (const RowList& list : lists) ask_for_huge_pages(list.rows, list.n * dim * sizeof(Value));
   const RowLists rows(lists, dim * sizeof(Value));
   const Adding<Value> adding{rows, dim, numbers, grads};
-  for_parts(rows.rows(), many && n * dim * sizeof(Value) >= kWorthThreads,
+  for_parts(rows.rows(), threads == Threads::all && n * dim * sizeof(Value) >= kWorthThreads,
             [&](u64 from, u64 to) { adding.add_part(n, from, to); });
 }
 
-template void add_rows<float>(std::span<const RowList>, u64, const i64*, u64, bool, const float*);
-template void add_rows<double>(std::span<const RowList>, u64, const i64*, u64, bool, const double*);
+template void add_rows<float>(std::span<const RowList>, u64, const i64*, u64, Threads,
+                              const float*);
+template void add_rows<double>(std::span<const RowList>, u64, const i64*, u64, Threads,
+                               const double*);
 
 }  // namespace hedgerow

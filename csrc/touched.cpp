@@ -51,8 +51,8 @@ void KeySet::copy_to(i64* out) const {
 }
 
 u64 Touched::bytes(int shard) {
-  if (!forget_) return stripes_[shard].keys.bytes();
-  const std::lock_guard hold(forgetting_);
+  if (!drops()) return stripes_[shard].keys.bytes();
+  const std::lock_guard hold(dropping_);
   return stripes_[shard].keys.bytes();
 }
 
@@ -70,7 +70,7 @@ void Touched::overflow(Stripe& stripe) {
 }
 
 void Touched::mark(int shard, u64 key) noexcept {
-  if (forget_) return mark_or_forget(key);
+  if (drops()) return mark_or_drop(key);
   Stripe& stripe = stripes_[shard];
   if (full_.load(std::memory_order_relaxed)) return skip(stripe);
   try {
@@ -81,22 +81,22 @@ void Touched::mark(int shard, u64 key) noexcept {
   if (size_.fetch_add(1, std::memory_order_relaxed) >= capacity_) overflow(stripe);
 }
 
-void Touched::forget_all() {
-  forgotten_ += stripes_[0].keys.size();
+void Touched::drop_all() {
+  dropped_ += stripes_[0].keys.size();
   stripes_[0].keys.clear();
   size_.store(0, std::memory_order_relaxed);
   overflows_.fetch_add(1, std::memory_order_relaxed);
 }
 
-void Touched::mark_or_forget(u64 key) noexcept {
-  const std::lock_guard hold(forgetting_);
+void Touched::mark_or_drop(u64 key) noexcept {
+  const std::lock_guard hold(dropping_);
   // Before the key is looked at, so that one more than the capacity stays until the next comes.
-  if (stripes_[0].keys.size() > capacity_) forget_all();
+  if (stripes_[0].keys.size() > capacity_) drop_all();
   try {
     if (!stripes_[0].keys.insert(key, hash_)) return;
   } catch (const std::bad_alloc&) {
-    forget_all();
-    ++forgotten_;
+    drop_all();
+    ++dropped_;
     return;
   }
   size_.store(stripes_[0].keys.size(), std::memory_order_relaxed);
@@ -105,7 +105,7 @@ void Touched::mark_or_forget(u64 key) noexcept {
 // A key in the set of a shard that is no longer its own would be kept a second time when it changes
 // again, and be taken twice.
 void Touched::place_by(const SlotHash& hash) noexcept {
-  const std::lock_guard hold(forgetting_);
+  const std::lock_guard hold(dropping_);
   hash_ = hash;
   u64 total = 0;
   for (const Stripe& stripe : stripes_) total += stripe.keys.size();
@@ -118,13 +118,13 @@ void Touched::place_by(const SlotHash& hash) noexcept {
       stripe.keys.clear();
     }
     for (i64 key : keys)
-      stripes_[forget_ ? 0 : shard_of(hash(u64(key)))].keys.insert(u64(key), hash);
+      stripes_[drops() ? 0 : shard_of(hash(u64(key)))].keys.insert(u64(key), hash);
   } catch (const std::bad_alloc&) {  // the consumer learns that keys are missing
     for (Stripe& stripe : stripes_) stripe.keys.clear();
     size_.store(0, std::memory_order_relaxed);
     overflows_.fetch_add(1, std::memory_order_relaxed);
-    if (forget_) {
-      forgotten_ += total;
+    if (drops()) {
+      dropped_ += total;
     } else {
       full_.store(true);
     }
@@ -132,12 +132,12 @@ void Touched::place_by(const SlotHash& hash) noexcept {
 }
 
 void Touched::take(u64 room, i64* ids, TouchedStep& step) {
-  if (forget_ && step.shard != 0) {
+  if (drops() && step.shard != 0) {
     ++step.shard;
     return;
   }
-  std::unique_lock hold(forgetting_, std::defer_lock);
-  if (forget_) hold.lock();
+  std::unique_lock hold(dropping_, std::defer_lock);
+  if (drops()) hold.lock();
   Stripe& stripe = stripes_[step.shard];
   const u64 keys = stripe.keys.size();
   step.whole = step.whole || stripe.skipped;
@@ -152,8 +152,8 @@ void Touched::take(u64 room, i64* ids, TouchedStep& step) {
   stripe.keys.clear();
   size_.fetch_sub(keys, std::memory_order_relaxed);
   stripe.skipped = false;
-  step.forgotten += forgotten_;
-  forgotten_ = 0;
+  step.dropped += dropped_;
+  dropped_ = 0;
   ++step.shard;
 }
 

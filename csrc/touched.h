@@ -1,7 +1,7 @@
-// The keys of a table that changed since they were last asked for, kept for one who asks.
+// The keys of a table that changed since one consumer last took them.
 //
-// One set a shard, guarded by that shard's `writing`, which whoever changes rows holds anyway. More
-// keys than the capacity are not kept: the answer is then "any key may have changed".
+// One set per shard, guarded by that shard's `writing`, which whoever changes rows holds anyway.
+// More keys than the capacity are not kept: the answer is then "any key may have changed".
 #pragma once
 
 #include <atomic>
@@ -34,21 +34,29 @@ class KeySet {
 };
 
 struct TouchedStep {
-  u64 keys;       // written
-  int shard;      // to go on from
-  bool whole;     // any key of the table may have changed
-  u64 forgotten;  // keys dropped by an overflow of a consumer that forgets
-  u64 needed;     // not 0: the room was too small for the next shard, which needs this much
+  u64 keys;     // written
+  int shard;    // to go on from
+  bool whole;   // any key of the table may have changed
+  u64 dropped;  // keys that overflows of a consumer with `drop_all` dropped
+  u64 needed;   // not 0: the room was too small for the next shard, which needs this much
 };
+
+// Which changes a consumer sees: what training changes (gradients and reinitialisations), or every
+// write and erasure.
+enum class Watched { training, every_change };
+
+// What happens to a consumer's keys when more than its capacity are waiting. `report_all`: the next
+// take says that any key may have changed. `drop_all`, the rule of Monolith: all keys collected so
+// far are dropped and counted.
+enum class OnOverflow { report_all, drop_all };
 
 class Touched {
  public:
-  // `all_changes`: not learning alone, but every write and erasure. `forget` is Monolith's rule
-  // on overflow: everything collected so far is dropped and counted.
-  Touched(u64 capacity, bool all_changes, bool forget, const SlotHash& hash)
-      : capacity_(capacity), all_changes_(all_changes), forget_(forget), hash_(hash) {}
+  Touched(u64 capacity, Watched watched, OnOverflow on_overflow, const SlotHash& hash)
+      : capacity_(capacity), watched_(watched), on_overflow_(on_overflow), hash_(hash) {}
 
-  bool all_changes() const { return all_changes_; }
+  bool sees(Watched change) const { return change == Watched::training || sees_every_change(); }
+  bool sees_every_change() const { return watched_ == Watched::every_change; }
   // Keys to be taken; those of a full one are not.
   u64 size() const { return full_ ? 0 : size_.load(std::memory_order_relaxed); }
   u64 overflows() const { return overflows_.load(std::memory_order_relaxed); }
@@ -70,20 +78,22 @@ class Touched {
     KeySet keys;
     bool skipped = false;  // a key was not kept since the last take
   };
-  void mark_or_forget(u64 key) noexcept;
-  void forget_all();
+  bool drops() const { return on_overflow_ == OnOverflow::drop_all; }
+  void mark_or_drop(u64 key) noexcept;
+  void drop_all();
   void overflow(Stripe& stripe);
   void skip(Stripe& stripe);
 
   const u64 capacity_;
-  const bool all_changes_, forget_;
+  const Watched watched_;
+  const OnOverflow on_overflow_;
   SlotHash hash_;
-  Stripe stripes_[kShards];  // a consumer that forgets uses the first alone, under `forgetting_`
+  Stripe stripes_[kShards];  // a consumer that drops uses the first alone, under `dropping_`
   std::atomic<u64> size_{0};
   std::atomic<bool> full_{false};
   std::atomic<u64> overflows_{0};
-  std::mutex forgetting_;
-  u64 forgotten_ = 0;
+  std::mutex dropping_;
+  u64 dropped_ = 0;
 };
 
 }  // namespace hedgerow

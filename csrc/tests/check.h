@@ -27,7 +27,9 @@ inline SegmentSpec sgd_segment(int dim, float start = 0) {
   return spec;
 }
 
-inline Table sgd_table(int dim) { return Table({sgd_segment(dim)}, false, false, 1, 0); }
+inline Table sgd_table(int dim) {
+  return Table({sgd_segment(dim)}, RowForm::training, ZeroRows::store, 1, 0);
+}
 
 inline std::vector<i64> random_ids(u64 n, u64 seed) {
   std::mt19937_64 random(seed);

@@ -17,8 +17,10 @@ std::shared_ptr<Admission> count_rule(std::shared_ptr<SlidingFilter> filter, u64
 
 void tables_share_a_filter() {
   const auto filter = std::make_shared<SlidingFilter>(SlidingFilter::Settings{60000, 7, 1, 255});
-  Table first({sgd_segment(3)}, false, false, 1, 0, Marks::none, count_rule(filter, 1, 3));
-  Table second({sgd_segment(3)}, false, false, 1, 0, Marks::none, count_rule(filter, 2, 5));
+  Table first({sgd_segment(3)}, RowForm::training, ZeroRows::store, 1, 0, Marks::none,
+              count_rule(filter, 1, 3));
+  Table second({sgd_segment(3)}, RowForm::training, ZeroRows::store, 1, 0, Marks::none,
+               count_rule(filter, 2, 5));
   const std::vector<i64> ids = random_ids(5000, 3);
   const std::vector<float> grads = ones(ids.size() * 3);
   const float rate = 1;
@@ -36,13 +38,13 @@ void tables_share_a_filter() {
     }
   });
   std::atomic<i64> refused[2] = {0, 0};
-  const auto push = [&](Table& table, int number, bool each) {
+  const auto push = [&](Table& table, int number, EqualIds each) {
     for (int i = 0; i < 6; ++i)
       refused[number] +=
           table.apply_gradients(ids.data(), ids.size(), {grads.data(), &rate, 0, 1, each}).refused;
   };
   std::vector<std::thread> workers;
-  for (bool each : {false, true}) {
+  for (const EqualIds each : {EqualIds::summed, EqualIds::one_step_each}) {
     workers.emplace_back([&, each] { push(first, 0, each); });
     workers.emplace_back([&, each] { push(second, 1, each); });
   }
@@ -72,7 +74,8 @@ void a_window_slides() {
 
 void a_filter_out_of_memory_leaves_the_table_as_it_was() {
   const auto filter = std::make_shared<SlidingFilter>(SlidingFilter::Settings{1 << 20, 7, 1, 255});
-  Table table({sgd_segment(2)}, false, false, 1, 0, Marks::none, count_rule(filter, 1, 1));
+  Table table({sgd_segment(2)}, RowForm::training, ZeroRows::store, 1, 0, Marks::none,
+              count_rule(filter, 1, 1));
   const std::vector<i64> ids = random_ids(50000, 5);
   const std::vector<float> rows = ones(ids.size() * 2);
   set_memory_limit(memory_used() + 100000);

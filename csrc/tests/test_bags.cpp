@@ -37,7 +37,7 @@ struct Step {
   void run(const Bags& bags, const Batch& batch, const auto& between) {
     BagRows found;
     float* const room = out.data();
-    bags.lookup(batch.ids_by_cell(), true, 0, {&room, 1}, true, &found);
+    bags.lookup(batch.ids_by_cell(), Phase::training, 0, {&room, 1}, OutputMemory::reused, &found);
     between();
     const BagsLearned one{&bags, &found, {{grads.data(), {kDim, 0, 1}}}};
     const TableStep step{{&rate, 1}, 1};
@@ -45,11 +45,11 @@ struct Step {
   }
 };
 
-Bags sums(Table& table) { return Bags({{&table, Pooling::sum, 0, true}}, {0}); }
+Bags sums(Table& table) { return Bags({{&table, Pooling::sum, 0, Missing::first_value}}, {0}); }
 
 float value_of(const Table& table, i64 id) {
   float row[kDim];
-  table.lookup(&id, 1, Missing::zeros, 0, row, true);
+  table.lookup(&id, 1, Missing::zeros, 0, row, OutputMemory::reused);
   for (float value : row) CHECK(value == row[0]);
   return row[0];
 }

@@ -17,7 +17,9 @@ constexpr u64 kTop = kUse + kAhead;
 
 i64 stamp(i64 time, u64 mark) { return i64((u64(time) << kMarkBits) | mark); }
 
-Table table_of_uses() { return Table({sgd_segment(kDim)}, false, false, 1, 0, Marks::uses); }
+Table table_of_uses() {
+  return Table({sgd_segment(kDim)}, RowForm::training, ZeroRows::store, 1, 0, Marks::uses);
+}
 
 template <class Step>
 std::vector<i64> all_evicted(const Step& take) {
@@ -65,7 +67,7 @@ void old_rows_leave() {
 void a_budget_is_met_exactly() {
   for (const Marks marks : {Marks::none, Marks::turn, Marks::uses}) {
     const LeaveBy order = marks == Marks::uses ? LeaveBy::use : LeaveBy::time;
-    Table table({sgd_segment(kDim)}, false, false, 1, 0, marks);
+    Table table({sgd_segment(kDim)}, RowForm::training, ZeroRows::store, 1, 0, marks);
     const std::vector<i64> ids = random_ids(20000, 2);
     const bool uses = marks == Marks::uses, plain = marks == Marks::none;
     assign(table, ids, 0, 20000, plain ? 7 : stamp(7, uses ? kUse : 1));
@@ -148,7 +150,7 @@ void updated_rows_stay_while_others_leave() {
   std::thread reader([&] {
     std::vector<float> rows(20000 * kDim);
     while (!stop) {
-      plain.lookup(ids.data(), 20000, Missing::zeros, 0, rows.data(), true);
+      plain.lookup(ids.data(), 20000, Missing::zeros, 0, rows.data(), OutputMemory::reused);
       for (float x : rows) CHECK(x == 1);
     }
   });

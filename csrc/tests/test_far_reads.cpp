@@ -75,7 +75,7 @@ Read read(const Table& table, const std::vector<i64>& ids, u64 call) {
   Read read(ids.size());
   for (u64 from = 0; from < ids.size(); from += call)
     table.lookup(ids.data() + from, std::min(call, ids.size() - from), Missing::zeros, 0,
-                 read.rows.data() + from * kDim, true, read.found.data() + from,
+                 read.rows.data() + from * kDim, OutputMemory::reused, read.found.data() + from,
                  read.numbers.data() + from);
   return read;
 }
@@ -167,7 +167,7 @@ void writers_in_between(Table& table) {
 
 int main() {
   set_thread_count(2);
-  Table table({adam_segment()}, false, false, 1, 0);
+  Table table({adam_segment()}, RowForm::training, ZeroRows::store, 1, 0);
   fill(table);
   CHECK(table.size() == kRows);
   CHECK(kRows * u64(table.layout().stride) > u64(256) << 20);

@@ -25,7 +25,7 @@ int main() {
     const pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-      table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), false);
+      table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), OutputMemory::fresh);
       for (float value : out) CHECK(value == 2);
       table.assign(ids.data(), ids.size(), ones(out.size(), 9).data(), 2);
       CHECK(table.size() == ids.size());
@@ -34,7 +34,7 @@ int main() {
     int status = 0;
     CHECK(waitpid(child, &status, 0) == child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), false);
+    table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), OutputMemory::fresh);
     for (float value : out) CHECK(value == 2);
   }
   stop = true;

@@ -37,8 +37,8 @@ Produced produce(const std::vector<std::vector<i64>>& ids, const std::vector<std
                  {},
                  std::vector<int>(entries + 1)};
   found.offsets[entries] = int(words);
-  CHECK(number_fids(features, kShards, true, found.words.data(), found.offsets.data(),
-                    found.counts.data()) == -1);
+  CHECK(number_fids(features, kShards, EqualFids::listed_once, found.words.data(),
+                    found.offsets.data(), found.counts.data()) == -1);
   std::vector<i64> rows(found.counts.size()), values(found.counts.size());
   i64 row = 0;
   lengths->assign(kShards, 0);
@@ -106,7 +106,8 @@ Outcome whole_way(int threads, bool overlap) {
   const LayoutPlan plan(kFeatures, given.tasks);
   const i64 request[] = {0, 0, given.entries, 0, i64(found.words.size()), 0, i64(kRows)};
   const LayoutBatch batch(kShards, {std::begin(request), std::end(request)}, lengths,
-                          given.nfl.data(), found.offsets.data(), false, found.words.data());
+                          given.nfl.data(), found.offsets.data(), OffsetType::int32,
+                          found.words.data());
   CHECK(check_layout(plan, batch).kind == LayoutFault::none);
 
   const u64 columns = u64(given.columns[0]);

@@ -50,9 +50,9 @@ void keys_are_ordered_by_owner(u64 n, u64 rows, u64 shards) {
                              {RouteCode::kContinuous, shards, 0, 1000, nullptr, 0}};
   std::vector<i64> lengths(shards * rows), positions(n), places(n);
   std::vector<u64> moved(n);
-  bucketize(
-      {keys.data(), splits.data(), rows, feature_rows.data(), rules, 2, shards, nullptr, true},
-      {lengths.data(), moved.data(), nullptr, positions.data(), places.data()});
+  bucketize({keys.data(), splits.data(), rows, feature_rows.data(), rules, 2, shards, nullptr,
+             KeyNames::local},
+            {lengths.data(), moved.data(), nullptr, positions.data(), places.data()});
   i64 next = 0;
   for (u64 p = 0; p < shards; ++p)
     for (u64 row = 0; row < rows; ++row) {

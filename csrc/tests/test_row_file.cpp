@@ -18,6 +18,10 @@ namespace {
 constexpr int kDim = 60;
 constexpr u64 kBudget = u64(1) << 20;
 
+// An emulator of user programs ignores the advice to give back pages of a file; the build says so
+// by an argument.
+bool pages_stay = false;
+
 struct InFile {
   std::shared_ptr<RowFile> file;
   std::unique_ptr<Table> table;
@@ -28,14 +32,14 @@ struct InFile {
     CHECK(fd >= 0);
     CHECK(unlink(name) == 0);
     file = std::make_shared<RowFile>(fd, ".", budget);
-    table = std::make_unique<Table>(std::vector{sgd_segment(kDim, 1)}, false, false, 1, 0,
-                                    Marks::none, nullptr, file);
+    table = std::make_unique<Table>(std::vector{sgd_segment(kDim, 1)}, RowForm::training,
+                                    ZeroRows::store, 1, 0, Marks::none, nullptr, file);
   }
 };
 
 std::vector<float> looked_up(const Table& table, const std::vector<i64>& ids) {
   std::vector<float> out(ids.size() * kDim);
-  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), true);
+  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), OutputMemory::reused);
   return out;
 }
 
@@ -45,7 +49,7 @@ struct View {
 };
 
 View snapshot_of(Table& table) {
-  const SnapshotStart start = table.open_snapshot(u64(1) << 30, false);
+  const SnapshotStart start = table.open_snapshot(u64(1) << 30, OtherWriters::go_on);
   CHECK(start.ticket != 0);
   const u64 room = start.rows + 100;
   View view{std::vector<i64>(room), std::vector<i64>(room), std::vector<float>(room * kDim)};
@@ -64,7 +68,7 @@ void same(Table& ours, Table& other, const std::vector<i64>& ids) {
 
 void rows_are_those_of_a_table_in_memory() {
   InFile ours(kBudget), staging(kBudget);
-  Table other({sgd_segment(kDim, 1)}, false, false, 1, 0);
+  Table other({sgd_segment(kDim, 1)}, RowForm::training, ZeroRows::store, 1, 0);
   std::mt19937_64 random(3);
   const std::vector<i64> ids = random_ids(20000, 2);
   const float rate = 0.5;
@@ -75,7 +79,8 @@ void rows_are_those_of_a_table_in_memory() {
     for (float& value : grads) value = float(random() % 1000) / 512;
     std::vector<u8> erased(batch.size());
     for (Table* table : {ours.table.get(), &other}) {
-      table->apply_gradients(batch.data(), batch.size(), {grads.data(), &rate, step, step, false});
+      table->apply_gradients(batch.data(), batch.size(),
+                             {grads.data(), &rate, step, step, EqualIds::summed});
       table->erase(batch.data(), 500, erased.data());
       table->assign_add(batch.data() + 400, 400, grads.data(), step);
     }
@@ -83,7 +88,7 @@ void rows_are_those_of_a_table_in_memory() {
     same(*ours.table, other, ids);
   }
   CHECK(ours.file->file_bytes() > 4 * kBudget);
-  CHECK(ours.file->measured_bytes() <= kBudget * 5 / 4);
+  CHECK(pages_stay || ours.file->measured_bytes() <= kBudget * 5 / 4);
   const View seen = snapshot_of(*ours.table), expected = snapshot_of(other);
   CHECK(seen.ids == expected.ids && seen.times == expected.times && seen.rows == expected.rows);
   CHECK(!ours.table->exchange(other));  // one in a file, one in memory
@@ -127,7 +132,8 @@ void rows_that_are_only_asked_for_stay_in_the_file() {
 void a_file_serves_one_table() {
   InFile ours(kBudget);
   try {
-    Table second({sgd_segment(kDim)}, false, false, 1, 0, Marks::none, nullptr, ours.file);
+    Table second({sgd_segment(kDim)}, RowForm::training, ZeroRows::store, 1, 0, Marks::none,
+                 nullptr, ours.file);
   } catch (const std::invalid_argument&) {
     return;
   }
@@ -178,7 +184,7 @@ void a_forked_child_is_refused_and_harms_nobody() {
     attempt([&] { looked_up(*ours.table, ids); });
     attempt([&] { ours.table->assign(ids.data(), ids.size(), ones(rows.size()).data(), 1); });
     attempt([&] { ours.table->clear(); });
-    attempt([&] { ours.table->open_snapshot(0, false); });
+    attempt([&] { ours.table->open_snapshot(0, OtherWriters::go_on); });
     const std::vector<i64> ages(kAgeSlots, 1);
     attempt([&] { ours.table->evict_older(0, ages.data(), 0, 1, nullptr, nullptr); });
     CHECK(refused == 5);
@@ -242,7 +248,8 @@ void no_update_is_lost_while_pages_leave() {
 
 }  // namespace
 
-int main() {
+int main(int arguments, char**) {
+  pages_stay = arguments > 1;
   rows_are_those_of_a_table_in_memory();
   files_of_different_budgets_do_not_swap();
   rows_that_are_only_asked_for_stay_in_the_file();

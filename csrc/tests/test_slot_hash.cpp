@@ -97,7 +97,10 @@ void sets_and_maps_take_no_longer() {
     u32 number = 0;
     map.each(
         kIds, [&](u64 i) { return ids[i]; },
-        [&](u64 i, u64 home) { CHECK(map.insert(ids[i], number, home) == number++); });
+        [&](u64 i, u64 home) {
+          CHECK(map.insert(ids[i], number, home) == number);
+          ++number;
+        });
   };
   const std::vector<u64> low = crafted(0xfff), high = crafted(~u64(0) << 52);
   const double set = fastest([&] { set_of(hash, usual); });

@@ -115,7 +115,7 @@ void keys_are_found_and_filled(u64 n, u64 rows, u64 kinds) {
   CHECK(check_part(all, where, floats).fault == PartFault::none);
   if (floats > 0) CHECK(check_part(all, where, floats - 1).fault == PartFault::window);
   fill_windows(all, where, reinterpret_cast<const u8*>(values.data()), sizeof(float),
-               reinterpret_cast<u8*>(buffer.data()), false);
+               reinterpret_cast<u8*>(buffer.data()), RepeatedKeys::any_order);
   u64 at = 0;
   for (u64 row = 0; row < rows; ++row)
     for (i64 i = borders[row]; i < borders[row + 1]; ++i)

@@ -28,15 +28,15 @@ void every_rule_steps() {
         spec.settings.assign(u64(rule.settings), 0.25);
         spec.initial_state.assign(u64(rule.state_floats(dim)), 0.0f);
         spec.round_to_half = dim == 3;
-        Table table({spec, sgd_segment(2)}, false, false, 1, 0);
+        Table table({spec, sgd_segment(2)}, RowForm::training, ZeroRows::store, 1, 0);
         const std::vector<i64> ids = {5, -5, 5, 0};
         const std::vector<float> grads = ones(ids.size() * u64(dim + 2), 0.5f);
         const float rates[] = {0.1f, 0.1f};
-        for (bool each : {false, true})
+        for (const EqualIds each : {EqualIds::summed, EqualIds::one_step_each})
           CHECK(table.apply_gradients(ids.data(), ids.size(), {grads.data(), rates, 2, 9, each})
                     .dropped == 0);
         std::vector<float> out(ids.size() * u64(dim + 2));
-        table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), false);
+        table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), OutputMemory::fresh);
         CHECK(all_finite(out.data(), out.size()));
         CHECK(table.size() == 3);
         CHECK(table.newest_time() == 9);
@@ -52,7 +52,7 @@ void every_codec_serves() {
     SegmentSpec spec;
     spec.dim = 3;
     spec.codec.kind = kind;
-    Table table({spec, spec}, true, true, 1, 0);
+    Table table({spec, spec}, RowForm::serving, ZeroRows::erase, 1, 0);
     const std::vector<i64> ids = {1, 2, 3};
     std::vector<float> rows = ones(18, 0.5f);
     std::fill_n(rows.data() + 6, 6, 0.0f);
@@ -60,7 +60,7 @@ void every_codec_serves() {
     CHECK(table.size() == 2);  // the zero row is left out
     table.assign_add(ids.data(), 3, rows.data(), 4);
     std::vector<float> out(18);
-    table.lookup(ids.data(), 3, Missing::zeros, 0, out.data(), false);
+    table.lookup(ids.data(), 3, Missing::zeros, 0, out.data(), OutputMemory::fresh);
     CHECK(all_finite(out.data(), out.size()));
     CHECK(out[0] > 0);
   }
@@ -139,7 +139,7 @@ void scans_give_each_row_once() {
 void bad_descriptions_are_refused() {
   const auto refused = [](SegmentSpec spec) {
     try {
-      Table table({spec}, false, false, 1, 0);
+      Table table({spec}, RowForm::training, ZeroRows::store, 1, 0);
     } catch (const std::invalid_argument&) {
       return true;
     }

@@ -61,9 +61,9 @@ void agrees(u64 lists, u64 dim, u64 n, bool scattered) {
   n = queries.size();
   std::vector<i64> numbers(n);
   std::vector<float> out(n * dim);
-  CHECK(find_rows(made.id_lists(), queries.data(), n, true, numbers.data()) == -1);
+  CHECK(find_rows(made.id_lists(), queries.data(), n, Threads::all, numbers.data()) == -1);
   for (u64 i = 0; i < n; ++i) CHECK(u64(numbers[i]) == made.first.at(queries[i]));
-  copy_rows(made.row_lists(), dim * sizeof(float), numbers.data(), n, true,
+  copy_rows(made.row_lists(), dim * sizeof(float), numbers.data(), n, Threads::all,
             reinterpret_cast<u8*>(out.data()));
   for (u64 i = 0; i < n; ++i)
     for (u64 c = 0; c < dim; ++c) CHECK(out[i * dim + c] == made.row(u64(numbers[i]), dim)[c]);
@@ -75,12 +75,12 @@ void agrees(u64 lists, u64 dim, u64 n, bool scattered) {
     for (u64 c = 0; c < dim; ++c)
       const_cast<float*>(made.row(u64(numbers[i]), dim))[c] += out[i * dim + c];
   made.rows.swap(sums);
-  add_rows<float>(made.row_lists(), dim, numbers.data(), n, true, out.data());
+  add_rows<float>(made.row_lists(), dim, numbers.data(), n, Threads::all, out.data());
   CHECK(made.rows == sums);
 
   if (n == 0) return;
   queries[n / 2] = queries[n - 1] = 5000;  // outside the dense range, and not scattered either
-  CHECK(find_rows(made.id_lists(), queries.data(), n, true, numbers.data()) == i64(n / 2));
+  CHECK(find_rows(made.id_lists(), queries.data(), n, Threads::all, numbers.data()) == i64(n / 2));
 }
 
 }  // namespace

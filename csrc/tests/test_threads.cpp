@@ -40,7 +40,8 @@ void everything_at_once(int rounds) {
     const std::vector<float> grads = ones(moving.size() * kDim, 0.5f);
     const float rate = 1;
     while (!stop)
-      table.apply_gradients(moving.data(), moving.size(), {grads.data(), &rate, 0, 1, false});
+      table.apply_gradients(moving.data(), moving.size(),
+                            {grads.data(), &rate, 0, 1, EqualIds::summed});
   });
   std::thread eraser([&] {
     std::vector<u8> erased(moving.size());
@@ -67,9 +68,9 @@ void everything_at_once(int rounds) {
   });
   std::vector<float> out(moving.size() * kDim);
   while (!stop) {
-    table.lookup(kept.data(), kept.size(), Missing::zeros, 0, out.data(), false);
+    table.lookup(kept.data(), kept.size(), Missing::zeros, 0, out.data(), OutputMemory::fresh);
     for (u64 i = 0; i < kept.size() * kDim; ++i) CHECK(out[i] == 5);
-    table.lookup(moving.data(), moving.size(), Missing::zeros, 0, out.data(), false);
+    table.lookup(moving.data(), moving.size(), Missing::zeros, 0, out.data(), OutputMemory::fresh);
     for (u64 i = 0; i < moving.size(); ++i) CHECK(whole(&out[i * kDim]));
     table.memory();
   }
@@ -94,7 +95,7 @@ void no_update_is_lost() {
   for (int i = 0; i < 4; ++i) adders.emplace_back(add);
   for (std::thread& adder : adders) adder.join();
   std::vector<float> out(ids.size() * kDim);
-  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), false);
+  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), OutputMemory::fresh);
   for (float value : out) CHECK(value == 12);
   CHECK(table.size() == ids.size());
 }
@@ -116,7 +117,7 @@ void clearing_and_resizing_the_pool_meanwhile() {
   });
   std::vector<float> out(ids.size() * kDim);
   while (!stop) {
-    table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), false);
+    table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), OutputMemory::fresh);
     for (u64 i = 0; i < ids.size(); ++i) CHECK(whole(&out[i * kDim]));
   }
   writer.join();
@@ -171,7 +172,7 @@ void several_tables_at_once() {
   read();
   other.join();
   writer.join();
-  CHECK(first.size() == i64(splits[1] - 7) && second.size() == i64(ids.size() - splits[1]));
+  CHECK(first.size() == u64(splits[1] - 7) && second.size() == ids.size() - u64(splits[1]));
 }
 
 // Who wants the pool while somebody has it in the background gets it, with its threads, before that
@@ -246,7 +247,7 @@ void rows_come_to_a_table_whose_snapshot_this_thread_reads() {
   const std::vector<i64> ids = random_ids(20000, 4), times(20000, 2);
   const std::vector<float> zeros = ones(ids.size() * kDim, 0), rows = ones(ids.size() * kDim);
   table.assign(ids.data(), ids.size(), zeros.data(), 1);
-  const SnapshotStart snapshot = table.open_snapshot(0, false);
+  const SnapshotStart snapshot = table.open_snapshot(0, OtherWriters::go_on);
   const std::vector<Table*> tables = {&table};
   const std::vector<u64> starts = {0}, ends = {ids.size()};
   const float no_state = 0;
@@ -254,7 +255,7 @@ void rows_come_to_a_table_whose_snapshot_this_thread_reads() {
     move_in_several({tables, starts, ends, ids.data(), rows.data(), &no_state, times.data()});
   table.close_snapshot(snapshot.ticket);
   std::vector<float> out(ids.size() * kDim);
-  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), false);
+  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), OutputMemory::fresh);
   for (float value : out) CHECK(value == 1);
 }
 

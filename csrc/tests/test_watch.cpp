@@ -67,7 +67,8 @@ void views_beside_writers(u64 aside_bytes) {
     const std::vector<float> grads = ones(ids.size() * kDim);
     for (i64 time = 2; !stop; ++time)
       for (u64 from = 0; from < ids.size(); from += 3000)
-        table.apply_gradients(ids.data() + from, 3000, {grads.data(), &rate, 0, time, false});
+        table.apply_gradients(ids.data() + from, 3000,
+                              {grads.data(), &rate, 0, time, EqualIds::summed});
   });
   std::thread eraser([&] {
     std::vector<u8> erased(ids.size());
@@ -75,9 +76,9 @@ void views_beside_writers(u64 aside_bytes) {
       table.erase(ids.data() + from, 1000, erased.data());
   });
   for (int round = 0; round < 6; ++round) {
-    const SnapshotStart start = table.open_snapshot(aside_bytes, true);
+    const SnapshotStart start = table.open_snapshot(aside_bytes, OtherWriters::pause);
     CHECK(start.ticket != 0);
-    CHECK(table.open_snapshot(aside_bytes, false).ticket == 0 && !table.clear());
+    CHECK(table.open_snapshot(aside_bytes, OtherWriters::go_on).ticket == 0 && !table.clear());
     const std::map<i64, Row> expected = live_rows(table, ids);  // writers are paused
     CHECK(expected.size() == start.rows);
     table.resume_writers();
@@ -95,7 +96,7 @@ void closing_releases_writers() {
   const std::vector<i64> ids = random_ids(2000, 2);
   const std::vector<float> rows = ones(ids.size() * kDim);
   table.assign(ids.data(), ids.size(), rows.data(), 1);
-  const SnapshotStart start = table.open_snapshot(0, false);
+  const SnapshotStart start = table.open_snapshot(0, OtherWriters::go_on);
   std::atomic<int> calls{0};
   std::thread writer([&] {
     for (int i = 0; i < 2; ++i, ++calls) table.assign(ids.data(), 100, rows.data(), 2);
@@ -112,7 +113,7 @@ void closing_releases_writers() {
 void no_touch_is_lost(u64 capacity) {
   Table table = sgd_table(kDim);
   const std::vector<i64> ids = random_ids(30000, 3);
-  const u64 consumer = table.open_touched(capacity, false, false);
+  const u64 consumer = table.open_touched(capacity, Watched::training, OnOverflow::report_all);
   std::atomic<int> writing{3};
   std::vector<std::thread> writers;
   for (u64 part = 0; part < 3; ++part)
@@ -120,7 +121,8 @@ void no_touch_is_lost(u64 capacity) {
       const float rate = 1;
       const std::vector<float> grads = ones(1000 * kDim);
       for (u64 from = part * 10000; from < (part + 1) * 10000; from += 1000)
-        table.apply_gradients(ids.data() + from, 1000, {grads.data(), &rate, 0, 1, false});
+        table.apply_gradients(ids.data() + from, 1000,
+                              {grads.data(), &rate, 0, 1, EqualIds::summed});
       --writing;
     });
   std::set<i64> seen;
@@ -151,11 +153,11 @@ void consumers_come_and_go() {
   });
   std::vector<i64> out(ids.size());
   for (int round = 0; round < 30; ++round) {
-    const u64 all = table.open_touched(1 << 20, true, false);
-    const u64 forgetting = table.open_touched(1000, false, true);
+    const u64 all = table.open_touched(1 << 20, Watched::every_change, OnOverflow::report_all);
+    const u64 forgetting = table.open_touched(1000, Watched::training, OnOverflow::drop_all);
     table.touch(forgetting, ids.data(), 1005);
     const TouchedStep left = table.take_touched(forgetting, 0, out.size(), out.data());
-    CHECK(left.keys == 4 && left.forgotten == 1001 && !left.whole);
+    CHECK(left.keys == 4 && left.dropped == 1001 && !left.whole);
     table.take_touched(all, 0, out.size(), out.data());
     table.close_touched(all);
     table.close_touched(forgetting);
@@ -171,10 +173,10 @@ void moves_tell_nobody() {
   const std::vector<float> given = ones(ids.size() * kDim, 3);
   from.assign(ids.data(), ids.size(), given.data(), 5);
   const std::map<i64, Row> before = live_rows(from, ids);
-  const u64 here = from.open_touched(1 << 20, true, false);
-  const u64 there = to.open_touched(1 << 20, true, false);
-  const u64 left = from.open_snapshot(u64(1) << 30, false).ticket;
-  const u64 right = to.open_snapshot(u64(1) << 30, false).ticket;
+  const u64 here = from.open_touched(1 << 20, Watched::every_change, OnOverflow::report_all);
+  const u64 there = to.open_touched(1 << 20, Watched::every_change, OnOverflow::report_all);
+  const u64 left = from.open_snapshot(u64(1) << 30, OtherWriters::go_on).ticket;
+  const u64 right = to.open_snapshot(u64(1) << 30, OtherWriters::go_on).ticket;
   std::vector<u8> found(ids.size()), gone(ids.size());
   std::vector<float> rows(ids.size() * kDim);
   std::vector<i64> times(ids.size());

@@ -21,7 +21,7 @@ void fill(Table& table, const std::vector<i64>& ids, float value, i64 time) {
 
 float first_of(const Table& table, i64 id) {
   float row[kDim];
-  table.lookup(&id, 1, Missing::zeros, 0, row, true);
+  table.lookup(&id, 1, Missing::zeros, 0, row, OutputMemory::reused);
   for (float value : row) CHECK(value == row[0]);  // never half of one and half of the other
   return row[0];
 }
@@ -29,8 +29,8 @@ float first_of(const Table& table, i64 id) {
 void rows_and_time_change_places() {
   Table live = sgd_table(kDim), staged = sgd_table(kDim);
   const std::vector<i64> ids = random_ids(kRows, 1);
-  const u64 all = live.open_touched(100, true, false),
-            learned = live.open_touched(100, false, false);
+  const u64 all = live.open_touched(100, Watched::every_change, OnOverflow::report_all),
+            learned = live.open_touched(100, Watched::training, OnOverflow::report_all);
   fill(staged, ids, 2, 9);
   CHECK(live.exchange(staged));
   CHECK(live.size() == kRows && staged.size() == 0);
@@ -48,7 +48,7 @@ void rows_and_time_change_places() {
 void an_open_snapshot_refuses() {
   Table live = sgd_table(kDim), staged = sgd_table(kDim);
   fill(live, random_ids(10, 1), 1, 1);
-  const SnapshotStart start = live.open_snapshot(1 << 20, false);
+  const SnapshotStart start = live.open_snapshot(1 << 20, OtherWriters::go_on);
   CHECK(!live.exchange(staged) && !staged.exchange(live) && live.size() == 10);
   live.close_snapshot(start.ticket);
   CHECK(staged.exchange(live) && staged.size() == 10);

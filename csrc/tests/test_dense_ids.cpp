@@ -6,8 +6,8 @@
 
 #include "bucket.h"
 #include "check.h"
+#include "dense_ids.h"
 #include "isa.h"
-#include "near_ids.h"
 #include "pool.h"
 #include "shard_of.h"
 
@@ -37,7 +37,7 @@ void write(Table& table, const std::vector<i64>& ids, float more) {
 void check_rows(const Table& table, const std::vector<i64>& ids, float more, bool none = false) {
   std::vector<float> rows(ids.size() * kDim, -1);
   std::vector<u8> there(ids.size(), 2);
-  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, rows.data(), true);
+  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, rows.data(), OutputMemory::reused);
   table.contains(ids.data(), ids.size(), there.data());
   for (u64 i = 0; i < ids.size(); ++i) {
     CHECK(there[i] == u8(!none));
@@ -52,33 +52,33 @@ void erase(Table& table, const std::vector<i64>& ids) {
 }
 
 void an_array_comes_with_half_of_its_range_and_goes_with_most_of_it() {
-  NearIds near;
+  DenseIds dense;
   u32 rows[2], left[2];
   const auto row_of = [&](u64 key) {
     const i64 keys[2] = {i64(key), -1};  // the second is in no range
-    const u64 others = near.find(keys, 2, rows, left);
+    const u64 others = dense.find(keys, 2, rows, left);
     CHECK(rows[1] == kNoRow && others >= 1 && left[others - 1] == 1);
     return rows[0];
   };
-  const auto has_array = [](const NearIds& ids, i64 key) { return ids.serves(&key, 1); };
+  const auto has_array = [](const DenseIds& ids, i64 key) { return ids.serves(&key, 1); };
   u64 key = kRange;
-  for (; !has_array(near, kRange); ++key) near.insert(shard_of_key(key), key, u32(key) + 7);
+  for (; !has_array(dense, kRange); ++key) dense.insert(shard_of_key(key), key, u32(key) + 7);
   const u64 half = key - kRange;
-  CHECK(!has_array(near, 0) && !has_array(near, -1));
+  CHECK(!has_array(dense, 0) && !has_array(dense, -1));
   CHECK(half > kRange * 4 / 10 && half < kRange * 6 / 10);
-  CHECK(near.bytes() == kArrayBytes);
+  CHECK(dense.bytes() == kArrayBytes);
   CHECK(row_of(kRange) == kNoRow);  // came before the array
-  near.learn(kRange, u32(kRange) + 7);
+  dense.learn(kRange, u32(kRange) + 7);
   CHECK(row_of(kRange) == kRange + 7 && row_of(key - 1) == key + 6 && row_of(key) == kNoRow);
-  near.learn(3, 3);  // its range has no array
+  dense.learn(3, 3);  // its range has no array
   CHECK(row_of(3) == kNoRow);
-  for (u64 gone = kRange; has_array(near, kRange); ++gone) {
-    near.erase(shard_of_key(gone), gone);
+  for (u64 gone = kRange; has_array(dense, kRange); ++gone) {
+    dense.erase(shard_of_key(gone), gone);
     CHECK(gone < key && row_of(gone) == kNoRow);
   }
-  CHECK(near.bytes() == 0 && row_of(key - 1) == kNoRow);
-  NearIds other;
-  other.swap(near);
+  CHECK(dense.bytes() == 0 && row_of(key - 1) == kNoRow);
+  DenseIds other;
+  other.swap(dense);
   other.clear();
   for (u64 again = kRange; !has_array(other, kRange); ++again) {
     CHECK(again < key);  // counted from nothing
@@ -87,26 +87,26 @@ void an_array_comes_with_half_of_its_range_and_goes_with_most_of_it() {
 }
 
 void arrays_take_sixteen_megabytes_at_most() {
-  NearIds near;
+  DenseIds dense;
   const i64 last = 70 * i64(kRange);
-  for (u64 key = 0; key < u64(last); ++key) near.insert(shard_of_key(key), key, u32(key));
+  for (u64 key = 0; key < u64(last); ++key) dense.insert(shard_of_key(key), key, u32(key));
   const i64 first = 0, beyond = last - 1;
-  CHECK(near.bytes() == 64 * kArrayBytes && near.serves(&first, 1) && !near.serves(&beyond, 1));
-  for (u64 key = 0; key < kRange; ++key) near.erase(shard_of_key(key), key);
-  CHECK(near.bytes() == 63 * kArrayBytes);
-  for (u64 key = 0; key < kRange; ++key) near.insert(shard_of_key(key), key, 5);
-  CHECK(near.bytes() == 64 * kArrayBytes && near.serves(&first, 1));  // in the memory that it had
+  CHECK(dense.bytes() == 64 * kArrayBytes && dense.serves(&first, 1) && !dense.serves(&beyond, 1));
+  for (u64 key = 0; key < kRange; ++key) dense.erase(shard_of_key(key), key);
+  CHECK(dense.bytes() == 63 * kArrayBytes);
+  for (u64 key = 0; key < kRange; ++key) dense.insert(shard_of_key(key), key, 5);
+  CHECK(dense.bytes() == 64 * kArrayBytes && dense.serves(&first, 1));  // in the memory that it had
   // Ids that wander on: those they left make room.
   const u64 next = u64(last) + kRange;
   for (u64 key = 0; key < kRange; ++key) {
-    near.erase(shard_of_key(key), key);
-    near.insert(shard_of_key(next + key), next + key, 7);
+    dense.erase(shard_of_key(key), key);
+    dense.insert(shard_of_key(next + key), next + key, 7);
   }
   const i64 newest = i64(next);
-  CHECK(near.bytes() == 63 * kArrayBytes && !near.serves(&newest, 1));  // it came before the room
-  for (u64 key = 0; key < kRange; ++key) near.erase(shard_of_key(next + key), next + key);
-  for (u64 key = 0; key < kRange; ++key) near.insert(shard_of_key(next + key), next + key, 7);
-  CHECK(near.bytes() == 64 * kArrayBytes && near.serves(&newest, 1));
+  CHECK(dense.bytes() == 63 * kArrayBytes && !dense.serves(&newest, 1));  // it came before the room
+  for (u64 key = 0; key < kRange; ++key) dense.erase(shard_of_key(next + key), next + key);
+  for (u64 key = 0; key < kRange; ++key) dense.insert(shard_of_key(next + key), next + key, 7);
+  CHECK(dense.bytes() == 64 * kArrayBytes && dense.serves(&newest, 1));
 }
 
 void rows_are_those_of_the_index() {
@@ -206,7 +206,7 @@ void beside_readers() {
     readers.emplace_back([&] {
       std::vector<float> rows(ids.size() * kDim);
       while (!done.load()) {
-        table.lookup(ids.data(), ids.size(), Missing::zeros, 0, rows.data(), true);
+        table.lookup(ids.data(), ids.size(), Missing::zeros, 0, rows.data(), OutputMemory::reused);
         for (u64 i = 0; i < ids.size(); ++i) {
           const float* row = rows.data() + i * kDim;
           const float base = float(ids[i] % 1000);

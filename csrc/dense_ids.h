@@ -16,9 +16,9 @@
 
 namespace hedgerow {
 
-class NearIds {
+class DenseIds {
  public:
-  NearIds();
+  DenseIds();
 
   // Whether some of the keys are in a range that has an array, as the first of them show.
   bool serves(const i64* keys, u64 n) const;
@@ -39,7 +39,7 @@ class NearIds {
 
   // The caller has every shard locked, of both for `swap`.
   void clear();
-  void swap(NearIds& other);
+  void swap(DenseIds& other);
 
  private:
   using Entry = std::atomic<u32>;  // row number + 1; 0: nothing

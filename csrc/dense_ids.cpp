@@ -1,7 +1,5 @@
 // Makes arrays where ids are dense, drops them where they no longer are.
-#include "near_ids.h"
-
-#include <sys/mman.h>
+#include "dense_ids.h"
 
 #include <algorithm>
 #include <new>
@@ -27,11 +25,11 @@ constexpr u64 kFirstKeys = 16;  // of a search, which show where the others may 
 
 }  // namespace
 
-NearIds::NearIds()
+DenseIds::DenseIds()
     : directory_(kRanges * sizeof(Range), PageSize::small),
       ranges_(reinterpret_cast<Range*>(directory_.data())) {}
 
-bool NearIds::serves(const i64* keys, u64 n) const {
+bool DenseIds::serves(const i64* keys, u64 n) const {
   if (arrays_.load(std::memory_order_relaxed) == 0) return false;
   return std::any_of(keys, keys + std::min(n, kFirstKeys), [&](i64 key) {
     const u64 range = u64(key) >> kBits;
@@ -39,7 +37,7 @@ bool NearIds::serves(const i64* keys, u64 n) const {
   });
 }
 
-u64 NearIds::find(const i64* keys, u64 n, u32* rows, u32* left) const {
+u64 DenseIds::find(const i64* keys, u64 n, u32* rows, u32* left) const {
   u64 others = 0;
   for (u64 i = 0; i < n; ++i) {
     const u64 key = u64(keys[i]), range = key >> kBits;
@@ -56,13 +54,13 @@ u64 NearIds::find(const i64* keys, u64 n, u32* rows, u32* left) const {
 }
 static_assert(u32(0) - 1 == kNoRow);
 
-void NearIds::learn(u64 key, u32 row) const {
+void DenseIds::learn(u64 key, u32 row) const {
   if (key >> kBits >= kRanges) return;
   Entry* const array = ranges_[key >> kBits].rows.load(std::memory_order_acquire);
   if (array != nullptr) array[key % kIds].store(row + 1, std::memory_order_relaxed);
 }
 
-void NearIds::insert(int shard, u64 key, u32 row) {
+void DenseIds::insert(int shard, u64 key, u32 row) {
   const u64 range = key >> kBits;
   if (range >= kRanges) return;
   if (shard % kSample == 0 &&
@@ -72,7 +70,7 @@ void NearIds::insert(int shard, u64 key, u32 row) {
 }
 
 // Also where the range has no array any more: what was said there must not come back with the next.
-void NearIds::erase(int shard, u64 key) {
+void DenseIds::erase(int shard, u64 key) {
   const u64 range = key >> kBits;
   if (range >= kRanges) return;
   Entry* const array = ranges_[range].memory.load(std::memory_order_acquire);
@@ -83,7 +81,7 @@ void NearIds::erase(int shard, u64 key) {
     drop_array(range);
 }
 
-void NearIds::make_array(u64 range) {
+void DenseIds::make_array(u64 range) {
   const std::lock_guard hold(mutex_);
   Range& at = ranges_[range];
   if (at.rows.load(std::memory_order_relaxed) != nullptr) return;
@@ -103,21 +101,21 @@ void NearIds::make_array(u64 range) {
 
 // The memory stays mapped, since readers may look at it, but without pages; entries are empty then,
 // which is never wrong.
-void NearIds::drop_array(u64 range) {
+void DenseIds::drop_array(u64 range) {
   const std::lock_guard hold(mutex_);
   Entry* const array = ranges_[range].rows.exchange(nullptr, std::memory_order_relaxed);
   if (array == nullptr) return;
   arrays_.fetch_sub(1, std::memory_order_relaxed);
   charge_.subtract(kArrayBytes);
-  madvise(array, kArrayBytes, MADV_DONTNEED);
+  return_pages(array, kArrayBytes);
 }
 
-u64 NearIds::bytes() const {
+u64 DenseIds::bytes() const {
   const std::lock_guard hold(mutex_);
   return charge_.bytes();
 }
 
-void NearIds::clear() {
+void DenseIds::clear() {
   const std::lock_guard hold(mutex_);
   for (u64 range = 0; range < kRanges; ++range) {
     Range& at = ranges_[range];
@@ -132,7 +130,7 @@ void NearIds::clear() {
   arrays_.store(0);
 }
 
-void NearIds::swap(NearIds& other) {
+void DenseIds::swap(DenseIds& other) {
   const std::scoped_lock hold(mutex_, other.mutex_);
   std::swap(directory_, other.directory_);
   std::swap(ranges_, other.ranges_);
