@@ -97,21 +97,22 @@ void RowAllocator::insert(Plan& plan, int number, Group& group) {
     --plan.promised[number];
     --shard.promised;
   }
-  store_.make_room_locked(number, shard.index.size() + shard.promised + 1);
+  store_.make_room_locked(shard, number, shard.index.size() + shard.promised + 1);
   if (group.spare != kNoRow) {
     group.row = std::exchange(group.spare, kNoRow);
   } else {
     group.row = shard.erased.size() != 0 ? shard.erased.take(arena) : arena.take(1);
   }
-  store_.insert_key(number, group.key, group.row);
+  store_.insert_key(shard, number, group.key, group.row);
   snapshots_.leave_out(number, group.row);
 }
 
 void RowAllocator::remove(int number, u64 key, u32 row, Erasure erasure) {
   snapshots_.keep(number, key, row);
   if (erasure == Erasure::tracked) tracker_.mark(number, key, Watched::every_change);
-  store_.erase_key(number, key);
-  store_.shard(number).erased.give(store_.arena(), row);
+  Shard& shard = store_.shard(number);
+  store_.erase_key(shard, number, key);
+  shard.erased.give(store_.arena(), row);
 }
 
 }  // namespace hedgerow

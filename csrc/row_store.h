@@ -82,21 +82,19 @@ class RowStore {
   // alone.
   void make_room(int shard, u64 rows);
   // The same where the caller holds both locks of the shard.
-  void make_room_locked(int number, u64 rows) {
-    Index& index = shard(number).index;
+  void make_room_locked(Shard& shard, int number, u64 rows) {
+    Index& index = shard.index;
     if (index.has_room(rows)) return;
     index = index.grown(rows);
     views_[number] = index.view();
   }
   // A key comes or goes. The caller holds both locks of the shard, and has made room.
-  void insert_key(int number, u64 key, u32 row) {
-    Shard& shard = this->shard(number);
+  void insert_key(Shard& shard, int number, u64 key, u32 row) {
     shard.index.insert(key, shard.index.position(key), row);
     dense_ids_.insert(number, key, row);
     ++shard.version;
   }
-  void erase_key(int number, u64 key) {
-    Shard& shard = this->shard(number);
+  void erase_key(Shard& shard, int number, u64 key) {
     shard.index.erase(key, shard.index.position(key));
     dense_ids_.erase(number, key);
     ++shard.version;

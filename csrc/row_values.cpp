@@ -1,22 +1,12 @@
 // Rows segment by segment, each with its initializer and its codec.
 #include "row_values.h"
 
-#include <algorithm>
-
 namespace hedgerow {
 
 void RowValues::start(u64 key, float* values) const {
   for (const Segment& segment : layout_.segments)
     first_values(segment.init, seed_, key, segment.first_column, segment.dim,
                  values + segment.first_column);
-}
-
-void RowValues::start_state(u8* row) const {
-  if (layout_.serving()) return;
-  float* const floats = reinterpret_cast<float*>(row);
-  for (const Segment& segment : layout_.segments)
-    std::copy(segment.initial_state.begin(), segment.initial_state.end(),
-              floats + segment.state_from);
 }
 
 void RowValues::decode(const u8* row, float* out) const {

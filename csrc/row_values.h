@@ -1,6 +1,7 @@
 // What the bytes of a row mean: how a table's rows start, how they are read and how they are set.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -24,7 +25,13 @@ class RowValues {
   // The first values of a key's row, and the optimizer state it starts with. A serving row has no
   // state.
   void start(u64 key, float* values) const;
-  void start_state(u8* row) const;
+  void start_state(u8* row) const {
+    if (layout_.serving()) return;
+    float* const floats = reinterpret_cast<float*>(row);
+    for (const Segment& segment : layout_.segments)
+      std::copy(segment.initial_state.begin(), segment.initial_state.end(),
+                floats + segment.state_from);
+  }
 
   // The values a model sees at `step`: through the codec of each segment.
   void read(const u8* row, i64 step, float* out) const;

@@ -14,6 +14,7 @@ from .core.process_state import launcher as _launcher
 
 if TYPE_CHECKING:
     from . import data as data
+    from . import errors as errors
     from . import models as models
     from . import planner as planner
     from . import serving as serving
@@ -116,7 +117,7 @@ _NAMES = {
     "tables.store": ("ClipRow",),
 }
 # Folders that are doors of their own: hr.data.clicks.
-_DOORS = ("data", "models", "planner", "serving")
+_DOORS = ("data", "errors", "models", "planner", "serving")
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 
 

@@ -479,14 +479,6 @@ class EmbeddingBags(EmbeddingModule):
     (4, [[-2.0, -2.0], [0.0, 0.0]])
     """
 
-    def __init__(self, tables: Sequence[Table], **defaults: Any) -> None:
-        super().__init__(tables, **defaults)
-        for table in self.tables:
-            if table.pooling == "none":
-                raise ConfigError(
-                    f"Table({table.name!r}).pooling is 'none'; use hr.Embeddings for unpooled rows."
-                )
-
     @between_graphs
     def forward(
         self, batch: IdBatch, features: Sequence[str] | None = None
