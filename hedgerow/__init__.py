@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from .core.hashing import id64 as id64
     from .core.id_batch import IdBatch as IdBatch
     from .core.ids import Ragged as Ragged
+    from .nn.checkpoints import load as load
+    from .nn.checkpoints import save as save
+    from .nn.checkpoints import save_async as save_async
+    from .nn.checkpoints import save_increment as save_increment
     from .nn.distribute import distribute as distribute
     from .nn.embedding_modules import EmbeddingBags as EmbeddingBags
     from .nn.embedding_modules import Embeddings as Embeddings
@@ -32,17 +36,11 @@ if TYPE_CHECKING:
     from .nn.model_tables import summary as summary
     from .nn.plan import plan as plan
     from .nn.prefetch import prefetch as prefetch
-    from .nn.saving import load as load
-    from .nn.saving import save as save
     from .nn.tier_stores import keep_on_disk as keep_on_disk
     from .serving.publish import publish as publish
     from .tables.admission import Chance as Chance
     from .tables.admission import Count as Count
     from .tables.admission import Within as Within
-    from .tables.checkpoint.increments import save_increment as save_increment
-    from .tables.checkpoint.load import load_tables as load_tables
-    from .tables.checkpoint.save import save_tables as save_tables
-    from .tables.checkpoint.save import save_tables_async as save_tables_async
     from .tables.compressors import Bf16 as Bf16
     from .tables.compressors import FixedR8 as FixedR8
     from .tables.compressors import Fp16 as Fp16
@@ -81,6 +79,7 @@ _NAMES = {
     "core.hashing": ("id64",),
     "core.id_batch": ("IdBatch",),
     "core.ids": ("Ragged",),
+    "nn.checkpoints": ("load", "save", "save_async", "save_increment"),
     "nn.distribute": ("distribute",),
     "nn.embedding_modules": ("EmbeddingBags", "Embeddings"),
     "nn.export_ops": ("dynamic_shapes",),
@@ -89,13 +88,9 @@ _NAMES = {
     "nn.model_tables": ("stats", "summary"),
     "nn.plan": ("plan",),
     "nn.prefetch": ("prefetch",),
-    "nn.saving": ("load", "save"),
     "nn.tier_stores": ("keep_on_disk",),
     "serving.publish": ("publish",),
     "tables.admission": ("Chance", "Count", "Within"),
-    "tables.checkpoint.increments": ("save_increment",),
-    "tables.checkpoint.load": ("load_tables",),
-    "tables.checkpoint.save": ("save_tables", "save_tables_async"),
     "tables.compressors": ("Bf16", "FixedR8", "Fp16", "Fp32", "OneBit"),
     "tables.config": ("Segment", "Table", "TableConfig"),
     "tables.eviction": ("Lfu", "Lru", "Ttl"),

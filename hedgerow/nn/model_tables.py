@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 _HELD = ("index_bytes", "row_bytes", "slack_bytes")  # of rows, without outputs kept for reuse
 
 
-def stats(thing: LocalTable | nn.Module) -> TableStats | dict[str, TableStats]:
-    """Rows, bytes, load and counts of a table, or of every table of a model by name.
+def stats(thing: LocalTable | nn.Module) -> dict[str, TableStats]:
+    """Returns rows, bytes, load and counts of each table of a model, or of one table, by name.
 
-    Of a distributed model they are those of this rank's shard; of one on servers, of all servers.
+    For a distributed model they describe the shard of this rank. For a model on servers they
+    describe all servers together.
 
     >>> import torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("user", (hr.Segment(4, hr.Zeros(), hr.Sgd()),)))
     >>> _ = table.assign(torch.tensor([1, 2, 3]), torch.ones(3, 4))
-    >>> seen = hr.stats(table)
+    >>> seen = hr.stats(table)["user"]
     >>> seen["name"], seen["rows"], seen["inserted"], seen["row_bytes"]
     ('user', 3, 3, 72)
     >>> hr.stats(hr.EmbeddingBags([hr.Table("item", 2)]))["item"]["rows"]
@@ -41,7 +42,7 @@ def stats(thing: LocalTable | nn.Module) -> TableStats | dict[str, TableStats]:
         _check_names([name for told in every for name in told])
         return {name: seen for told in every for name, seen in told.items()}
     if isinstance(thing, LocalTable):
-        return table_stats(thing)
+        return {thing.config.name: table_stats(thing)}
     raise DtypeError(
         f"stats of a {type(thing).__name__}; pass a HostTable, a DeviceTable or a model."
     )

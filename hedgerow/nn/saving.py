@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import CheckpointError, HedgerowError
+from ..core.errors import CheckpointError, HedgerowError, NotSupportedError
 from ..core.files import local_path
 from ..ps.saving import load_servers, save_servers
 from ..sharding.agreement import RankGroup
@@ -19,7 +19,12 @@ from ..tables.checkpoint.chain import Chain
 from ..tables.checkpoint.load import LoadJob, LoadResult
 from ..tables.checkpoint.manifest import DENSE, CheckpointManifest
 from ..tables.checkpoint.manifest_reader import read_manifest
-from ..tables.checkpoint.save import checked_header, save_model
+from ..tables.checkpoint.save import (
+    SaveHandle,
+    checked_header,
+    save_model,
+    start_saving_model,
+)
 from ..tables.checkpoint.shared_save import SharedSave
 from ..tables.checkpoint.writer import Dense, WrittenFiles
 from .embedding_modules import (
@@ -162,32 +167,17 @@ class Stateful(Protocol):
         ...
 
 
-def save(
+def save_model_now(
     model: nn.Module,
     path: str | PathLike[str],
     *,
-    optimizer: torch.optim.Optimizer | None = None,
-    extras: Mapping[str, Stateful] | None = None,
-    step: int = 0,
-    metadata: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
+    optimizer: torch.optim.Optimizer | None,
+    extras: Mapping[str, Stateful] | None,
+    step: int,
+    metadata: Mapping[str, Any] | None,
+    overwrite: bool,
 ) -> CheckpointManifest:
-    """Saves rows, dense weights and the optimizer's state into a folder, whole or not at all.
-
-    `extras` are other objects with a state, by name. `metadata` is anything that JSON holds, given
-    back by `load`. What an earlier save left in the folder counts until this one is complete.
-
-    Of a distributed model every rank calls it, with one folder that all see: each writes the rows
-    it owns, rank 0 the rest, the states of its own optimizer and extras. Of a model on servers one
-    process calls it, and every server writes its rows into the folder, which must be theirs, too.
-
-    >>> import tempfile, hedgerow as hr
-    >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = hr.save(model, folder + "/step-7", step=7, metadata={"epoch": 1})
-    ...     hr.load(model, folder + "/step-7").step
-    7
-    """
+    """Saves a model of this process, over ranks, or on servers."""
     folder, ranks, servers = local_path(path), ranks_of(model), servers_of(model)
 
     def rest() -> ModelState:
@@ -203,25 +193,39 @@ def save(
     return save_model(tables, folder, router=router, header=header, overwrite=overwrite)
 
 
-def load(
+def save_model_async(
     model: nn.Module,
     path: str | PathLike[str],
     *,
-    optimizer: torch.optim.Optimizer | None = None,
-    extras: Mapping[str, Stateful] | None = None,
-    reroute: bool = False,
-    trusted: bool = False,
+    optimizer: torch.optim.Optimizer | None,
+    extras: Mapping[str, Stateful] | None,
+    step: int,
+    metadata: Mapping[str, Any] | None,
+    overwrite: bool,
+) -> SaveHandle:
+    """Saves a model of this process in threads; its dense tensors are copied here."""
+    if servers_of(model) is not None or ranks_of(model).count > 1:
+        raise NotSupportedError(
+            "save_async of a model over ranks or on servers; use hr.save, which every rank calls."
+        )
+    found = _model_state(model, _stateful_parts(optimizer, extras), metadata, copied=True)
+    header = replace(checked_header(step, found.metadata, None), dense=found.dense)
+    tables, router = tables_of(model).values(), routers_of(model)
+    return start_saving_model(
+        tables, local_path(path), router=router, header=header, overwrite=overwrite
+    )
+
+
+def load_model(
+    model: nn.Module,
+    path: str | PathLike[str],
+    *,
+    optimizer: torch.optim.Optimizer | None,
+    extras: Mapping[str, Stateful] | None,
+    reroute: bool,
+    trusted: bool,
 ) -> LoadResult:
-    """Loads what `save` wrote; nothing of the model changes before every byte was proved.
-
-    What was saved and is not asked for stays where it is: a model alone can be loaded from the
-    checkpoint of a training run. A table that was saved under another `dist_type` is refused,
-    unless `reroute` is set: its rows then go by the new rule. Of a distributed model every rank
-    calls it and takes the rows it owns, however many ranks saved it.
-
-    Nothing in a checkpoint is executed. Those of version 0.1 hold their dense part in a form that
-    runs code when it is read: they are refused, unless `trusted` says that you know who wrote them.
-    """
+    """Loads what a save of a model wrote. The model changes only after every byte was checked."""
     ranks, servers = ranks_of(model), servers_of(model)
     every = _stateful_parts(optimizer, extras)
     job = _ModelLoad(model, local_path(path), every, ranks, reroute=reroute, trusted=trusted)
@@ -238,9 +242,16 @@ def load(
 
 
 def _model_state(
-    model: nn.Module, every: Mapping[str, Stateful], metadata: Mapping[str, Any] | None
+    model: nn.Module,
+    every: Mapping[str, Stateful],
+    metadata: Mapping[str, Any] | None,
+    *,
+    copied: bool = False,
 ) -> ModelState:
-    """All of a model but the rows; tensors go into the dense part, the others into the manifest."""
+    """All of a model but the rows: tensors for the dense part, other values for the manifest.
+
+    The tensors are copies if `copied`, else those of the model.
+    """
     tensors: dict[str, Tensor] = {}
     objects: dict[str, Any] = {}
     for name, value in dense_state(model).items():
@@ -255,6 +266,8 @@ def _model_state(
         "updates": [one.updates.step for one in collections_of(model)],
         "extras": states,
     }
+    if copied:
+        tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     return ModelState(about | ({"objects": objects} if objects else {}), dense_part(tensors))
 
 

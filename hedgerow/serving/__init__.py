@@ -13,6 +13,7 @@ from .export import export as export
 from .model import ServingError as ServingError
 from .process import Access as Access
 from .process import Replica as Replica
+from .publish import publish as publish
 from .registry import Registry as Registry
 from .server import PredictionServer as PredictionServer
 from .tls import Tls as Tls
@@ -29,4 +30,5 @@ __all__ = [
     "Tls",
     "export",
     "load_bundle",
+    "publish",
 ]

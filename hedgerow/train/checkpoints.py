@@ -14,9 +14,10 @@ from torch import nn
 from ..core import checks
 from ..core.errors import CheckpointError, CheckpointMissingError
 from ..core.files import local_path
+from ..nn.checkpoints import load, save
 from ..nn.distribute import workers_of
 from ..nn.embedding_modules import collections_of, dense_only, dense_state, servers_of
-from ..nn.saving import Stateful, load, save
+from ..nn.saving import Stateful
 from ..tables.checkpoint.chain import newest
 from ..tables.checkpoint.manifest_reader import read_manifest
 

@@ -14,7 +14,7 @@ from ..core.errors import (
     FileDamagedError,
 )
 from ..core.files import local_path
-from ..nn.saving import load
+from ..nn.checkpoints import load
 from .checkpoints import Checkpoints
 from .job import Job, read_job
 from .job_parts import build_model

@@ -47,7 +47,7 @@ def test_a_wrong_state_a_missing_row_and_a_row_too_many_are_seen() -> None:
 
 def test_a_checkpoint_is_compared_in_the_same_way(tmp_path: Path) -> None:
     work = CheckpointWork.make(SIZES)
-    hr.save_tables([work.table], tmp_path / "a")
+    hr.save([work.table], tmp_path / "a")
     assert work.wrong_rows_in(tmp_path / "a") == 0
     work.table.restore(_changed(work.table, work.ids[:1]))
     assert work.wrong_rows_in(tmp_path / "a") == 1

@@ -38,8 +38,8 @@ def _run(*arguments: object) -> str:
 def folder(tmp_path: Path) -> Path:
     item, path = filled(1200), tmp_path / "a"
     router = Router("hash_roundrobin", 2)
-    hr.save_tables([item, filled(9, "user")], path, router=router, step=5, blobs={"filter": b"1"})
-    hr.save_increment(path, [item], {"item": torch.tensor([-1, 77])}, step=6, metadata={"x": "[y]"})
+    hr.save([item, filled(9, "user")], path, router=router, step=5, blobs={"filter": b"1"})
+    hr.save_increment([item], path, {"item": torch.tensor([-1, 77])}, step=6, metadata={"x": "[y]"})
     return path
 
 
@@ -88,7 +88,7 @@ def test_inspect_says_what_cannot_be_shown(folder: Path, tmp_path: Path) -> None
 
 
 def test_an_empty_checkpoint_has_statistics_too(tmp_path: Path) -> None:
-    hr.save_tables([hr.HostTable(config())], tmp_path / "a")
+    hr.save([hr.HostTable(config())], tmp_path / "a")
     report = json.loads(_run("inspect", tmp_path / "a", "--stats", "--json"))
     assert report["tables"]["item"]["stats"]["oldest_ts"] is None
 
@@ -99,7 +99,7 @@ def test_reshard_moves_every_row_to_its_owner(folder: Path, tmp_path: Path) -> N
     union: dict = {}
     for shard in range(5):
         part = hr.HostTable(config())
-        hr.load_tables(tmp_path / "b", [part], router=Router("roundrobin", 5), shard=shard)
+        hr.load([part], tmp_path / "b", router=Router("roundrobin", 5), shard=shard)
         union |= content(part)
     assert union == content(filled(1200))
     with pytest.raises(CheckpointExistsError, match="overwrite"):
@@ -121,11 +121,11 @@ def test_a_target_that_is_no_folder_is_refused(folder: Path, tmp_path: Path) -> 
 def test_reshard_keeps_rank_0_empty(tmp_path: Path) -> None:
     table = filled(50)
     router = Router("roundrobin", 4, rank0_empty=True)
-    hr.save_tables([table], tmp_path / "a", router=router)
+    hr.save([table], tmp_path / "a", router=router)
     _run("reshard", tmp_path / "a", tmp_path / "b", "--shards", 8)
     first = hr.HostTable(config())
     new = Router("roundrobin", 8, rank0_empty=True)
-    assert hr.load_tables(tmp_path / "b", [first], router=new).rows == {"item": 0}
+    assert hr.load([first], tmp_path / "b", router=new).rows == {"item": 0}
 
 
 def test_inspect_of_a_model_with_its_optimizer_is_a_few_readable_lines(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_the_files_become_a_checkpoint_with_rows_states_and_times(
 
     fresh = {cfg.name: HostTable(cfg) for cfg in (A, B)}
     new = trained(config("new"), [5])
-    loaded = hr.load_tables(out, [*fresh.values(), new])
+    loaded = hr.load([*fresh.values(), new], out)
     assert loaded.rows == {"a": 4, "b:1": 59}
     assert loaded.added == ("new",)  # the files do not have it: as it was
     assert new.size() == 1
@@ -142,7 +142,7 @@ def test_the_files_become_a_checkpoint_with_rows_states_and_times(
     router = Router(rule, shards)
     parts = [HostTable(B) for _ in range(shards)]
     for shard, part in enumerate(parts):
-        hr.load_tables(out, [part], router=router, shard=shard)
+        hr.load([part], out, router=router, shard=shard)
         assert set(router.owners(torch.tensor(list(_content(part)))).tolist()) <= {shard}
     assert sum(part.size() for part in parts) == 59
 

@@ -86,7 +86,7 @@ def test_base_and_increments_replay_on_other_numbers_of_shards(files: Path, shar
     for shard in range(shards):
         table = hr.HostTable(config)
         router = Router("hash_roundrobin", shards)
-        hr.load_tables(files / "chain", [table], router=router, shard=shard)
+        hr.load([table], files / "chain", router=router, shard=shard)
         has, rows = table.contains(torch.tensor(IDS)), table.lookup(torch.tensor(IDS)).rows_of()
         for number, row in enumerate(rows.tolist()):
             if has[number]:

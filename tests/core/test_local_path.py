@@ -32,10 +32,10 @@ def _table() -> hr.HostTable:
 CALLS: dict[str, Callable[[], Any]] = {
     "save": lambda: hr.save(_model(), URL),
     "load": lambda: hr.load(_model(), URL),
-    "save_tables": lambda: hr.save_tables([_table()], URL),
-    "save_tables_async": lambda: hr.save_tables_async([_table()], URL),
-    "save_increment": lambda: hr.save_increment(URL, [_table()]),
-    "load_tables": lambda: hr.load_tables(URL, [_table()]),
+    "save_tables": lambda: hr.save([_table()], URL),
+    "save_tables_async": lambda: hr.save_async([_table()], URL),
+    "save_increment": lambda: hr.save_increment([_table()], URL),
+    "load_tables": lambda: hr.load([_table()], URL),
     "export": lambda: hr.serving.export(
         _model(), URL, example=hr.IdBatch.from_lists({"user": [[1]]})
     ),

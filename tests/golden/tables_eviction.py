@@ -54,8 +54,8 @@ def save(case: Case) -> None:
 
     copy = _table(Ttl(c["expire_days"]), len(values[0]))
     with tempfile.TemporaryDirectory() as folder:
-        hr.save_tables([table], folder)
-        hr.load_tables(folder, [copy])
+        hr.save([table], folder)
+        hr.load([copy], folder)
     saved = [key for part in copy.scan() for key in part.ids.tolist()]
     assert sorted(saved) == sorted(c["saved_ids"])
     assert table.size() == c.get("size_in_memory_after_save", len(values))

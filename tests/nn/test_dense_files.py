@@ -537,7 +537,7 @@ def test_reshard_and_compact_keep_the_dense_part(whole: Path, tmp_path: Path) ->
     copy = shutil.copytree(whole, tmp_path / "a")
     model = _model()
     hr.load(model, copy)
-    hr.save_increment(copy, [model[0].table("user")], {"user": torch.arange(3)}, step=9)
+    hr.save_increment([model[0].table("user")], copy, {"user": torch.arange(3)}, step=9)
     compact(copy)
     reshard(copy, tmp_path / "b", 3)
     for folder in (copy, tmp_path / "b"):

@@ -44,7 +44,7 @@ def _save(folder: Path, step: int) -> object:
 def _save_beside(folder: Path, step: int) -> object:
     """As a save of tables beside training does it."""
     tables = [_model(step)[0].table("user")]
-    return hr.save_tables_async(tables, folder, step=step, overwrite=True).wait()
+    return hr.save_async(tables, folder, step=step, overwrite=True).wait()
 
 
 class _Steps:
@@ -117,7 +117,7 @@ def _check(folder: Path, possible: set[int], *, whole_model: bool = True) -> int
         step = hr.load(model, folder).step
         assert model[1].weight.item() == step
     else:
-        step = hr.load_tables(folder, [model[0].table("user")]).step
+        step = hr.load([model[0].table("user")], folder).step
     rows = torch.cat([entries.rows for entries in model[0].table("user").scan()])
     assert rows.tolist() == [[float(step)] * 2] * 5
     assert {path.name for path in folder.iterdir()} == read_manifest(folder).names() | {

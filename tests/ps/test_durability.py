@@ -160,7 +160,7 @@ def test_a_server_told_to_stop_saves_and_comes_back_as_it_was(tmp_path: Path) ->
 
 def test_rows_that_no_server_wrote_are_refused_in_words(tmp_path: Path) -> None:
     config = dataclasses.replace(counting_table()["count"], name="count")
-    hr.save_tables([hr.HostTable(config)], own_folder(tmp_path, 0, 1) / ROWS)
+    hr.save([hr.HostTable(config)], own_folder(tmp_path, 0, 1) / ROWS)
     with pytest.raises(CheckpointError, match="no server wrote it"), server(checkpoint=tmp_path):
         raise AssertionError("it has started")
 

@@ -78,7 +78,7 @@ def test_two_servers_to_three_to_none(tmp_path: Path) -> None:
         full(three)
         assert save_servers(three, tmp_path / "b", router=router(3)).rows == 2000
         here = HostTables(two_tables())
-        assert hr.load_tables(tmp_path / "b", here.tables).rows == {"item": 1000, "user": 1000}
+        assert hr.load(here.tables, tmp_path / "b").rows == {"item": 1000, "user": 1000}
         with pytest.raises(HedgerowError, match="holds a checkpoint"):
             save_servers(two, tmp_path / "a", router=router(2))
         assert save_servers(two, tmp_path / "a", router=router(2), overwrite=True).rows == 2000

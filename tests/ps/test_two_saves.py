@@ -71,7 +71,7 @@ def _check(folder: Path, possible: set[int]) -> None:
     assert manifest.dense is not None
     assert float(DenseFile(folder / manifest.dense.file).tensor("step")) == manifest.step
     here = HostTables(two_tables())
-    assert hr.load_tables(folder, here.tables).rows == {"item": 1000, "user": 1000}
+    assert hr.load(here.tables, folder).rows == {"item": 1000, "user": 1000}
 
 
 @pytest.mark.timeout(900)

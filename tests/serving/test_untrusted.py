@@ -476,7 +476,7 @@ def test_rows_that_the_manifest_does_not_name_are_not_read(model: Small, tmp_pat
     ]
     ids = torch.tensor([7, 8, 9])
     others[0].assign(ids, torch.full((3, 2), 666.0))
-    hr.save_increment(signed / "rows", others, {"user": ids})
+    hr.save_increment(others, signed / "rows", {"user": ids})
     for trusted in (key, None):
         assert predict(load_bundle(signed, "m", key=trusted)) == right
 

@@ -162,9 +162,9 @@ def test_a_key_changes_only_under_no_rows(device: torch.device) -> None:
 def test_a_load_restores_the_key_of_a_table(device: torch.device, tmp_path: Path) -> None:
     saved, other, ids = _table(device), _table(device), torch.arange(80, device=device)
     saved.assign(ids, _rows(ids))
-    hr.save_tables([saved], tmp_path)
+    hr.save([saved], tmp_path)
     assert saved.slot_key != other.slot_key
-    hr.load_tables(tmp_path, [other])
+    hr.load([other], tmp_path)
     assert other.slot_key == saved.slot_key
     assert everything(other) == everything(saved)
     assert bool(other.contains(ids).all())

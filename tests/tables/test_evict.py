@@ -14,6 +14,7 @@ from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import ConfigError, DtypeError, InputError
 from hedgerow.tables.eviction import Evicted
 from hedgerow.tables.host import HostTable
+from hedgerow.tables.local_table import table_stats
 from tests.support import everything, make_table, table_config, threads, twin_of
 
 DAY_S = 86400
@@ -341,7 +342,7 @@ def test_evicted_rows_are_counted_apart_from_erased_ones() -> None:
     _fill(table, torch.arange(10), 0)
     table.erase(torch.tensor([9]))
     table.evict()
-    seen = hr.stats(table)
+    seen = table_stats(table)
     assert (seen["inserted"], seen["erased"], seen["evicted"], seen["rows"]) == (10, 1, 7, 2)
 
 

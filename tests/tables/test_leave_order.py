@@ -18,6 +18,7 @@ from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import ConfigError
 from hedgerow.tables.checkpoint.manifest import TableSchema
 from hedgerow.tables.host import HostTable
+from hedgerow.tables.local_table import table_stats
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import TableKeys
 from hedgerow.tiers.caching import CachingTable
@@ -204,9 +205,9 @@ def test_a_loaded_table_goes_on_as_the_saved_one(
     stream = [np.minimum(dice.zipf(1.3, 4), 60).tolist() for _ in range(120)]
     for i, ids in enumerate(stream[:60]):
         _write(ours, *ids, ts=NOW_S - 6000 + 50 * i)
-    hr.save_tables([ours], tmp_path / "saved")
+    hr.save([ours], tmp_path / "saved")
     copy = made(rule)
-    hr.load_tables(tmp_path / "saved", [copy])
+    hr.load([copy], tmp_path / "saved")
     assert _ids(copy) == _ids(ours)
     for table in (ours, copy):
         for i, ids in enumerate(stream[60:]):
@@ -226,11 +227,11 @@ def test_files_without_an_order_load_by_their_times(rule: Any, tmp_path: Path) -
     plain = _host(None)
     for key, ts in ((1, 30), (2, 10), (3, 20), (4, 40)):
         _write(plain, key, ts=ts)
-    hr.save_tables([plain], tmp_path / "old")
+    hr.save([plain], tmp_path / "old")
     manifest = json.loads((tmp_path / "old" / "manifest.json").read_text())
     assert "order" not in manifest["tables"]["t"]["schema"]
     table = _host(rule)
-    hr.load_tables(tmp_path / "old", [table])
+    hr.load([table], tmp_path / "old")
     table.evict()
     assert _ids(table) == [1, 4]
     _write(table, 5, ts=40)
@@ -241,11 +242,11 @@ def test_files_without_an_order_load_by_their_times(rule: Any, tmp_path: Path) -
 def test_the_times_in_files_are_seconds(tmp_path: Path) -> None:
     table = _host(hr.Lru(9))
     _write(table, 7, ts=1234)
-    hr.save_tables([table], tmp_path / "saved")
+    hr.save([table], tmp_path / "saved")
     columns = [column.name for column in TableSchema.of(table.config).columns()]
     assert columns == ["id", "ts", "row", "order"]
     plain = _host(None)
-    hr.load_tables(tmp_path / "saved", [plain])
+    hr.load([plain], tmp_path / "saved")
     assert plain.entries(torch.tensor([7])).ts.tolist() == [1234]
 
 
@@ -353,7 +354,7 @@ def test_tables_of_one_store_count_the_results_that_it_keeps() -> None:
     store = HostTables({name: _config(None) for name in ("a", "b")})
 
     def kept() -> list[Any]:
-        return [hr.stats(store.table(k))["output_bytes"] for k in range(2)]
+        return [table_stats(store.table(k))["output_bytes"] for k in range(2)]
 
     ids = torch.arange(2**19)
     found = store.lookup(TableKeys(torch.cat([ids, ids]), (0, 2**19, 2**20)))

@@ -23,6 +23,7 @@ from hedgerow.core.errors import (
     OutOfMemoryError,
     StateError,
 )
+from hedgerow.tables.local_table import table_stats
 from tests.support import everything, make_table, table_config
 
 # On the disk of the checkout: a folder for temporary files may lie in memory. Files have no names.
@@ -83,12 +84,12 @@ def test_a_table_of_half_a_gigabyte_trains_in_a_quarter_of_it() -> None:
 
 def test_stats_tell_the_bytes_of_the_file_and_of_what_is_in_memory() -> None:
     ours = _in_file(2**19)
-    assert hr.stats(ours)["file_bytes"] == 0
+    assert table_stats(ours)["file_bytes"] == 0
     ours.assign(_ids(5000), torch.ones(5000, 64))
-    seen = hr.stats(ours)
+    seen = table_stats(ours)
     assert int(seen["file_bytes"]) >= int(seen["row_bytes"]) == 5000 * 520
     assert 0 < int(seen["resident_bytes"]) <= 2**19
-    assert "file_bytes" not in hr.stats(make_table())
+    assert "file_bytes" not in table_stats(make_table())
     with pytest.raises(StateError, match="in memory, not in a file"):
         make_table().measured_bytes()
 
@@ -100,7 +101,7 @@ def test_rows_in_a_file_count_against_the_memory_limit_up_to_their_budget() -> N
     assert native.memory_used() - before == ours.memory().index_bytes + 2**19
     ours.clear()
     assert native.memory_used() == before
-    assert hr.stats(ours)["file_bytes"] == hr.stats(ours)["resident_bytes"] == 0
+    assert table_stats(ours)["file_bytes"] == table_stats(ours)["resident_bytes"] == 0
 
 
 @pytest.mark.parametrize("evict", [hr.Ttl("20s"), hr.Lru(500), hr.Lfu(500)], ids=repr)
@@ -127,14 +128,14 @@ def test_checkpoints_of_both_kinds_are_one(tmp_path: Path) -> None:
     ours, plain = _in_file(2**17), hr.HostTable(CONFIG)
     ids = _ids(3000)
     ours.apply_gradients(ids, torch.ones(3000, 64))
-    hr.save_tables([ours], tmp_path / "one")
-    hr.load_tables(tmp_path / "one", [plain])
+    hr.save([ours], tmp_path / "one")
+    hr.load([plain], tmp_path / "one")
     assert everything(plain) == everything(ours)
     plain.erase(ids[:1000])
-    hr.save_tables([plain], tmp_path / "two")
-    hr.load_tables(tmp_path / "two", [ours])
+    hr.save([plain], tmp_path / "two")
+    hr.load([ours], tmp_path / "two")
     assert everything(plain) == everything(ours)
-    assert 0 < int(hr.stats(ours)["resident_bytes"]) <= 2**17  # the loaded rows are in a file
+    assert 0 < int(table_stats(ours)["resident_bytes"]) <= 2**17  # the loaded rows are in a file
 
 
 def test_tables_in_a_file_and_in_memory_do_not_exchange_rows() -> None:
@@ -166,10 +167,10 @@ def _refused_growth_loses_nothing(ours: hr.HostTable) -> None:
     rows = torch.arange(len(ids), dtype=torch.float32)[:, None].expand(-1, 64).contiguous()
     first = CHUNK_ROWS - 100
     ours.assign(ids[:first], rows[:first])
-    before = hr.stats(ours)
+    before = table_stats(ours)
     with pytest.raises(OutOfMemoryError, match=r"more bytes of a file in .*Nothing was changed"):
         ours.assign(ids, -rows)
-    after = hr.stats(ours)
+    after = table_stats(ours)
     assert (after["rows"], after["file_bytes"]) == (first, before["file_bytes"])
     assert torch.equal(ours.lookup(ids[:first]).rows_of(), rows[:first])
     ours.assign(ids[first : first + 50], rows[:50])  # what is there still serves
@@ -184,7 +185,7 @@ def test_a_limit_on_file_sizes_is_an_error_and_loses_nothing() -> None:
     ours.assign(_ids(1, seed=9), torch.ones(1, 64))
     ours.erase(_ids(1, seed=9))  # its chunk stays
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit = int(hr.stats(ours)["file_bytes"]) + 2**20
+    limit = int(table_stats(ours)["file_bytes"]) + 2**20
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
         _refused_growth_loses_nothing(ours)

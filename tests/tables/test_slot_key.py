@@ -167,24 +167,24 @@ def test_a_key_changes_only_under_no_rows() -> None:
 def test_a_load_restores_the_key_unless_the_config_names_one(tmp_path: Path) -> None:
     ids = torch.arange(500)
     saved = _filled(ids)
-    manifest = hr.save_tables([saved], tmp_path / "base")
+    manifest = hr.save([saved], tmp_path / "base")
     assert manifest.tables["test"].slot_key == saved.slot_key
     plain, own = make_table(dim=1), make_table(dim=1, slot_key=9)
     for table in (plain, own):
-        hr.load_tables(tmp_path / "base", [table])
+        hr.load([table], tmp_path / "base")
         assert everything(table) == everything(saved)
     assert (plain.slot_key, own.slot_key) == (saved.slot_key, 9)
 
 
 def test_a_checkpoint_of_a_release_without_keys_loads(tmp_path: Path) -> None:
     saved = _filled(torch.arange(500))
-    hr.save_tables([saved], tmp_path)
+    hr.save([saved], tmp_path)
     values = json.loads((tmp_path / MANIFEST).read_bytes())
     del values["checksum"], values["tables"]["test"]["slot_key"]
     (tmp_path / MANIFEST).write_bytes(seal(json.dumps(values, indent=1)))
     table = make_table(dim=1)
     before = table.slot_key
-    hr.load_tables(tmp_path, [table])
+    hr.load([table], tmp_path)
     assert table.slot_key == before
     assert everything(table) == everything(saved)
 

@@ -18,7 +18,7 @@ def test_stats_name_the_table_and_add_up() -> None:
     table.apply_gradients(ids, torch.ones(1000, 4))
     table.erase(ids[:10])
     table.assign(torch.tensor([5000]), torch.full((1, 4), torch.nan))
-    seen = hr.stats(table)
+    seen = hr.stats(table)["item"]
     assert seen["name"] == "item"
     assert seen["rows"] == 990
     assert (seen["inserted"], seen["refused"], seen["dropped"], seen["erased"]) == (1000, 0, 1, 10)

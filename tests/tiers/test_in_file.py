@@ -97,9 +97,9 @@ def test_a_table_4_times_its_memory_trains_as_one_in_memory(
     assert ours.stats()["resident_bytes"] <= budget // 2 < ours.stats()["file_bytes"]
     assert ours.size() == plain.size() == rows
     assert all(_same(ours.entries(part), plain.entries(part)) for part in ids.split(65_536))
-    hr.save_tables([ours], tmp_path / "saved")
+    hr.save([ours], tmp_path / "saved")
     loaded = in_file("CACHING" if mode == "HYBRID" else "HYBRID", 100, budget)(WIDE)
-    hr.load_tables(tmp_path / "saved", [loaded])
+    hr.load([loaded], tmp_path / "saved")
     assert all(_same(loaded.entries(part), plain.entries(part)) for part in ids.split(65_536))
 
 

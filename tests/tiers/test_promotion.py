@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import torch
 
-import hedgerow as hr
 from hedgerow.tables.host import HostTable
+from hedgerow.tables.local_table import table_stats
 from hedgerow.tiers.caching import CachingTable
 from hedgerow.tiers.hybrid import HybridTable
 from hedgerow.tiers.residency_map import UseCounts
@@ -79,12 +79,12 @@ def test_clean_rows_leave_a_cache_without_a_write() -> None:
     for start in range(0, 20, 4):
         table.lookup(torch.arange(start, start + 4), missing="training")
     table.flush()
-    stats = hr.stats(table)
+    stats = table_stats(table)
     assert (stats["fetches"], stats["cache_evictions"], stats["write_backs"]) == (20, 16, 0)
     table.apply_gradients(torch.tensor([16, 17]), torch.ones(2, 2))
-    assert hr.stats(table)["dirty_rows"] == 2
+    assert table_stats(table)["dirty_rows"] == 2
     table.flush()
-    assert (hr.stats(table)["write_backs"], hr.stats(table)["dirty_rows"]) == (2, 0)
+    assert (table_stats(table)["write_backs"], table_stats(table)["dirty_rows"]) == (2, 0)
 
 
 def test_what_comes_late_is_counted() -> None:

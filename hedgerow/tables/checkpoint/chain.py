@@ -298,8 +298,8 @@ def newest(folder: str | PathLike[str]) -> Path:
     >>> import tempfile, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = hr.save_tables([table], folder + "/step-9", step=9)
-    ...     _ = hr.save_tables([table], folder + "/step-10", step=10)
+    ...     _ = hr.save([table], folder + "/step-9", step=9)
+    ...     _ = hr.save([table], folder + "/step-10", step=10)
     ...     newest(folder).name
     'step-10'
     """

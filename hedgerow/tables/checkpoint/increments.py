@@ -78,9 +78,9 @@ def save_increment(
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
     >>> _ = table.assign(torch.tensor([7, 8]), torch.ones(2, 2))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = hr.save_tables([table], folder)
+    ...     _ = hr.save([table], folder)
     ...     _ = table.erase(torch.tensor([7]))
-    ...     done = hr.save_increment(folder, [table], {"item": torch.tensor([7, 8])}, step=2)
+    ...     done = hr.save_increment([table], folder, {"item": torch.tensor([7, 8])}, step=2)
     >>> done.number, done.rows, done.tables["item"].deletions
     (1, 1, 1)
     """
@@ -166,9 +166,9 @@ def compact(path: str | PathLike[str], *, report: Report | None = None) -> Check
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
     >>> _ = table.assign(torch.tensor([7, 8]), torch.ones(2, 2))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = hr.save_tables([table], folder)
+    ...     _ = hr.save([table], folder)
     ...     _ = table.erase(torch.tensor([7]))
-    ...     _ = hr.save_increment(folder, [table], {"item": torch.tensor([7, 8])})
+    ...     _ = hr.save_increment([table], folder, {"item": torch.tensor([7, 8])})
     ...     compact(folder).rows
     1
     """
@@ -304,7 +304,7 @@ def reshard(
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
     >>> _ = table.assign(torch.arange(100), torch.ones(100, 2))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = hr.save_tables([table], folder + "/one")
+    ...     _ = hr.save([table], folder + "/one")
     ...     reshard(folder + "/one", folder + "/four", 4).routing.shards
     4
     """

@@ -413,8 +413,8 @@ def load_tables(
     >>> table, fresh = hr.HostTable(config), hr.HostTable(config)
     >>> _ = table.assign(torch.tensor([7, -1]), torch.ones(2, 2))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = hr.save_tables([table], folder + "/step-1", step=1)
-    ...     hr.load_tables(folder + "/step-1", [fresh]).rows
+    ...     _ = hr.save([table], folder + "/step-1", step=1)
+    ...     hr.load([fresh], folder + "/step-1").rows
     {'item': 2}
     """
     checks.flag("merge", merge)

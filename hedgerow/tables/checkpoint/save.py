@@ -245,7 +245,7 @@ def save_tables(
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
     >>> _ = table.assign(torch.tensor([7, -1]), torch.ones(2, 2))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     hr.save_tables([table], folder + "/step-1", step=1).rows
+    ...     hr.save([table], folder + "/step-1", step=1).rows
     2
     """
     header = checked_header(step, metadata, blobs)
@@ -269,7 +269,7 @@ def save_tables_async(
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     hr.save_tables_async([table], folder + "/step-1").wait().rows
+    ...     hr.save_async([table], folder + "/step-1").wait().rows
     0
     """
     header = checked_header(step, metadata, blobs)
@@ -286,6 +286,18 @@ def save_model(
 ) -> CheckpointManifest:
     """As `save_tables`, with the dense part of a model that the header has."""
     return _SaveJob(tables, folder, router, header, None, None, overwrite, None).run()
+
+
+def start_saving_model(
+    tables: Iterable[Saveable],
+    folder: Path,
+    *,
+    router: Routers,
+    header: Header,
+    overwrite: bool,
+) -> SaveHandle:
+    """As `save_model`, in threads of low priority."""
+    return SaveHandle(_SaveJob(tables, folder, router, header, None, None, overwrite, None))
 
 
 class SaveHandle:

@@ -51,8 +51,8 @@ class _Watched:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
 def test_a_save_beside_training_gives_way_and_others_keep_their_priority(tmp_path: Path) -> None:
     table, before = _Watched(filled(50)), _priority()
-    hr.save_tables_async([table], tmp_path / "a").wait()
-    hr.save_tables([table], tmp_path / "b")
+    hr.save_async([table], tmp_path / "a").wait()
+    hr.save([table], tmp_path / "b")
     assert table.seen == [max(before, 19), before]
     assert _priority() == before
     with ThreadPoolExecutor(1) as pool:
@@ -68,8 +68,8 @@ def test_a_save_beside_training_takes_a_quarter_of_the_threads_of_tables(
         native.set_threads(threads)
         assert background_threads(1) == min(1, threads // 4)
         table, fresh = filled(2000), filled(3)
-        hr.save_tables_async([table], tmp_path / "a", router=Router("roundrobin", 3)).wait()
-        hr.load_tables(tmp_path / "a", [fresh], router=Router("roundrobin", 1))
+        hr.save_async([table], tmp_path / "a", router=Router("roundrobin", 3)).wait()
+        hr.load([fresh], tmp_path / "a", router=Router("roundrobin", 1))
         assert content(fresh) == content(table)
     finally:
         native.set_threads(before)
@@ -97,8 +97,8 @@ def test_a_file_that_was_flushed_on_the_way_is_whole(
 ) -> None:
     monkeypatch.setattr(files, "_FLUSH_BYTES", 100)
     table, fresh = filled(2000), filled(3)
-    hr.save_tables([table], tmp_path / "a")
-    hr.load_tables(tmp_path / "a", [fresh])
+    hr.save([table], tmp_path / "a")
+    hr.load([fresh], tmp_path / "a")
     assert content(fresh) == content(table)
 
 
@@ -130,5 +130,5 @@ def test_an_error_of_an_early_flush_is_an_error_of_the_save(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", broken)
         with pytest.raises(SaveError, match="Input/output error"):
-            hr.save_tables([filled(2000)], tmp_path / "c")
+            hr.save([filled(2000)], tmp_path / "c")
     assert list((tmp_path / "c").iterdir()) == []

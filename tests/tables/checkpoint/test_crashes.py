@@ -93,7 +93,7 @@ def _set_all(table: hr.HostTable, ids: torch.Tensor, step: int) -> None:
 def _check(folder: Path, steps: set[int], rows: int) -> int:
     """Loads, and proves that rows are those of one step; that step."""
     fresh = hr.HostTable(config())
-    loaded = hr.load_tables(folder, [fresh])
+    loaded = hr.load([fresh], folder)
     assert loaded.step in steps
     values = torch.cat([entries.rows for entries in fresh.scan()])
     assert values.shape[0] == rows
@@ -107,7 +107,7 @@ def _kill_saves(root: Path, times: int, seed: int) -> None:
 
     def save(folder: Path, step: int) -> object:
         _set_all(table, ids, step)
-        return hr.save_tables(
+        return hr.save(
             [table], folder, router=ROUTER, step=step, blobs={"f": bytes(99)}, overwrite=True
         )
 
@@ -126,13 +126,13 @@ def _kill_increments(folder: Path, times: int, seed: int) -> None:
     at_random, ids = random.Random(seed), some_ids(2000)
     table = hr.HostTable(config())
     _set_all(table, ids, 0)
-    hr.save_tables([table], folder, router=ROUTER)
+    hr.save([table], folder, router=ROUTER)
 
     def save(step: int) -> object:
         _set_all(table, ids, step)
         if step % 5 == 0:
             return compact(folder)
-        return hr.save_increment(folder, [table], {"item": ids}, step=step)
+        return hr.save_increment([table], folder, {"item": ids}, step=step)
 
     calls = _calls(lambda: save(1))
     last = 1
@@ -140,7 +140,7 @@ def _kill_increments(folder: Path, times: int, seed: int) -> None:
         _killed(lambda step=step: save(step), at_random, calls)
         last = _check(folder, {last, step}, len(ids))
     table.erase(ids[:10])
-    hr.save_increment(folder, [table], {"item": ids[:10]}, step=last)  # after all that, goes on
+    hr.save_increment([table], folder, {"item": ids[:10]}, step=last)  # after all that, goes on
     assert _check(folder, {last}, len(ids) - 10) == last
     assert len(Chain.read(folder).increments) >= 1
 

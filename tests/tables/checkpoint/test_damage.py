@@ -32,11 +32,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "a"
     tables = [filled(60, "item"), filled(40, "user", seed=1)]
     blobs = {"filter": bytes(range(200))}
-    hr.save_tables(tables, folder, router=Router("hash_roundrobin", 2), blobs=blobs)
+    hr.save(tables, folder, router=Router("hash_roundrobin", 2), blobs=blobs)
     for i in range(2):
         changed = {t.config.name: next(iter(t.scan())).ids[:10].clone() for t in tables}
         tables[0].erase(changed["item"][:3])
-        hr.save_increment(folder, tables, changed, step=i)
+        hr.save_increment(tables, folder, changed, step=i)
     return folder
 
 
@@ -64,15 +64,15 @@ def test_every_flip_and_cut_is_found_and_named(whole: Path, tmp_path: Path) -> N
         good = (whole / file).read_bytes()
         (copy / file).write_bytes(_damage(good, at_random))
         with pytest.raises(CheckpointError, match=re.escape(file.name)):
-            hr.load_tables(copy, tables)
+            hr.load(tables, copy)
         (copy / file).write_bytes(good)
     assert [content(t) for t in tables] == before
-    hr.load_tables(copy, tables)  # all damage was undone
+    hr.load(tables, copy)  # all damage was undone
     assert content(tables[0]) != before[0]
 
 
 def test_every_byte_of_a_manifest_counts(tmp_path: Path) -> None:
-    hr.save_tables([filled(3)], tmp_path, metadata={"é": 1e-5})
+    hr.save([filled(3)], tmp_path, metadata={"é": 1e-5})
     good = (tmp_path / MANIFEST).read_bytes()
     at_random = random.Random(2)
     for at in range(len(good)):
@@ -89,10 +89,10 @@ def test_a_missing_file_is_named(whole: Path, tmp_path: Path, what: str) -> None
     name = manifest.files[0].file if what == "rows" else manifest.blobs[0].file
     (copy / name).unlink()
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
-        hr.load_tables(copy, [])
+        hr.load([], copy)
     (copy / name).mkdir()
     with pytest.raises(CheckpointError, match=f"{name} is no plain file"):
-        hr.load_tables(copy, [])
+        hr.load([], copy)
 
 
 def _set(*way: Any, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -172,7 +172,7 @@ def test_a_hostile_manifest_is_refused_by_field(whole: Path, tmp_path: Path, mes
     shutil.rmtree(next(copy.glob("increments-*")))
     change_manifest(copy, HOSTILE[message])
     with pytest.raises(CheckpointError, match=re.escape(message)):
-        hr.load_tables(copy, [])
+        hr.load([], copy)
 
 
 @pytest.mark.parametrize(
@@ -243,12 +243,12 @@ def _with_null(batch: pa.RecordBatch) -> bytes:
 def test_a_file_that_is_not_what_the_manifest_says(
     tmp_path: Path, make: Callable[[pa.RecordBatch], bytes], message: str
 ) -> None:
-    hr.save_tables([filled(30)], tmp_path)
+    hr.save([filled(30)], tmp_path)
     _replaced(tmp_path, make)
     live = filled(5, seed=5)
     before = content(live)
     with pytest.raises(CheckpointError, match=message):
-        hr.load_tables(tmp_path, [live])
+        hr.load([live], tmp_path)
     assert content(live) == before
 
 
@@ -257,10 +257,10 @@ def test_noise_inside_a_file_with_a_checksum_that_fits_never_crashes(tmp_path: P
     at_random, outcomes = random.Random(1), set()
     for _ in range(150):
         folder = tmp_path / "a"
-        hr.save_tables([filled(30)], folder, overwrite=True)
+        hr.save([filled(30)], folder, overwrite=True)
         _replaced(folder, lambda b: _noisy(_arrow(b), at_random))
         try:
-            hr.load_tables(folder, [hr.HostTable(config())])
+            hr.load([hr.HostTable(config())], folder)
             outcomes.add("loaded")  # the noise fell on a value, or on padding
         except CheckpointError:
             outcomes.add("refused")
@@ -288,12 +288,12 @@ def test_rows_that_no_file_has_room_for_take_no_memory(whole: Path, tmp_path: Pa
 
     change_manifest(copy, change)
     with pytest.raises(CheckpointError, match="rows where the manifest says 35184372088832"):
-        hr.load_tables(copy, [hr.HostTable(config())])
+        hr.load([hr.HostTable(config())], copy)
 
 
 def test_ids_of_a_file_are_plain_numbers_for_others(tmp_path: Path) -> None:
     table = filled(30)
-    (file,) = hr.save_tables([table], tmp_path).files
+    (file,) = hr.save([table], tmp_path).files
     with pa.memory_map(str(tmp_path / file.file)) as source:
         read = pa.ipc.open_file(source).read_all()
     assert read.schema.field("id").type == pa.int64()
@@ -328,7 +328,7 @@ def _counting() -> hr.HostTable:
 def test_the_head_of_a_filter_is_checked(tmp_path: Path, wrong: Any) -> None:
     table = _counting()
     table.apply_gradients(torch.arange(9), torch.ones(9, 1))
-    hr.save_tables([table], tmp_path / "a")
+    hr.save([table], tmp_path / "a")
     path = next((tmp_path / "a").glob("blob-*filter*"))
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
@@ -338,14 +338,14 @@ def test_the_head_of_a_filter_is_checked(tmp_path: Path, wrong: Any) -> None:
     text = (DEEP if wrong is None else json.dumps(head)).encode()
     _write(tmp_path / "a", path, len(text).to_bytes(8, "little") + text + data[start:])
     with pytest.raises(CheckpointError, match="is not the state of a filter"):
-        hr.load_tables(tmp_path / "a", [_counting()])
+        hr.load([_counting()], tmp_path / "a")
 
 
 def test_an_order_that_is_nested_deeply_is_refused(tmp_path: Path) -> None:
-    hr.save_tables([_counting()], tmp_path / "a")
+    hr.save([_counting()], tmp_path / "a")
     _write(tmp_path / "a", next((tmp_path / "a").glob("blob-*order*")), DEEP.encode())
     with pytest.raises(CheckpointError, match="is not the state of an order"):
-        hr.load_tables(tmp_path / "a", [_counting()])
+        hr.load([_counting()], tmp_path / "a")
 
 
 def _write(folder: Path, path: Path, data: bytes) -> None:

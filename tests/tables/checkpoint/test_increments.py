@@ -32,7 +32,7 @@ _STEPS = st.lists(st.tuples(st.sampled_from(["train", "erase"]), _KEYS), max_siz
 
 def _fresh(folder: Path, **options: int) -> dict:
     table = hr.HostTable(config())
-    hr.load_tables(folder, [table], **options)  # pyright: ignore[reportArgumentType]
+    hr.load([table], folder, **options)  # pyright: ignore[reportArgumentType]
     return content(table)
 
 
@@ -43,7 +43,7 @@ def test_a_chain_is_the_table_at_every_increment(rounds: list[list], shards: int
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "a"
         step_of(table, torch.arange(5), seed=0)
-        hr.save_tables([table], folder, router=Router("roundrobin", shards))
+        hr.save([table], folder, router=Router("roundrobin", shards))
         states.append(content(table))
         for number, steps in enumerate(rounds, start=1):
             touched: list[int] = [99]  # never there: a deletion of nothing
@@ -51,7 +51,7 @@ def test_a_chain_is_the_table_at_every_increment(rounds: list[list], shards: int
                 ids = torch.tensor(keys)
                 touched += keys
                 table.erase(ids) if verb == "erase" else step_of(table, ids, seed=number)
-            done = hr.save_increment(folder, [table], {"item": torch.tensor(touched)}, step=number)
+            done = hr.save_increment([table], folder, {"item": torch.tensor(touched)}, step=number)
             assert done.number == number
             states.append(content(table))
         for number, wanted in enumerate(states):
@@ -65,15 +65,15 @@ def test_a_chain_is_the_table_at_every_increment(rounds: list[list], shards: int
 def test_a_consumer_goes_on_after_a_chain_was_compacted(tmp_path: Path) -> None:
     table, folder = filled(50), tmp_path / "a"
     ids = next(iter(table.scan())).ids
-    hr.save_tables([table], folder, consumer="saver")
+    hr.save([table], folder, consumer="saver")
     step_of(table, ids[:9].clone(), seed=1)
-    hr.save_increment(folder, [table], consumer="saver")
+    hr.save_increment([table], folder, consumer="saver")
     step_of(table, ids[9:12].clone(), seed=2)
     compact(folder)
     compact(folder)  # of a base alone, too
     with pytest.raises(CheckpointError, match="has not collected"):
-        hr.save_increment(folder, [table], consumer="other")
-    done = hr.save_increment(folder, [table], consumer="saver")
+        hr.save_increment([table], folder, consumer="other")
+    done = hr.save_increment([table], folder, consumer="saver")
     assert (done.number, done.rows) == (1, 3)
     assert _fresh(folder) == content(table)
 
@@ -82,24 +82,24 @@ def test_a_consumer_goes_on_after_a_chain_was_compacted(tmp_path: Path) -> None:
 def chain(tmp_path: Path) -> tuple[Path, Path]:
     """A base with three increments: the folder of the base, that of the increments."""
     table = filled(50)
-    hr.save_tables([table], tmp_path / "a", blobs={"filter": b"0"})
+    hr.save([table], tmp_path / "a", blobs={"filter": b"0"})
     ids = next(iter(table.scan())).ids
     for i in range(3):
         step_of(table, ids[i : i + 9].clone(), seed=i)
         blobs = {"filter": b"%d" % (i + 1)}
-        hr.save_increment(tmp_path / "a", [table], {"item": ids[i : i + 9].clone()}, blobs=blobs)
+        hr.save_increment([table], tmp_path / "a", {"item": ids[i : i + 9].clone()}, blobs=blobs)
     (inside,) = (tmp_path / "a").glob("increments-*")
     return tmp_path / "a", inside
 
 
 def test_a_missing_increment_is_found(chain: tuple[Path, Path]) -> None:
     folder, inside = chain
-    assert hr.load_tables(folder, []).blobs == {"filter": b"3"}
+    assert hr.load([], folder).blobs == {"filter": b"3"}
     with pytest.raises(CheckpointMissingError, match="increment 4 is missing"):
-        hr.load_tables(folder, [], increments=4)
+        hr.load([], folder, increments=4)
     shutil.rmtree(inside / "00000002")
     with pytest.raises(CheckpointError, match="increment 2 is missing, 3 is there"):
-        hr.load_tables(folder, [])
+        hr.load([], folder)
 
 
 def test_an_incomplete_one_in_the_middle_is_found_and_at_the_end_ignored(
@@ -107,17 +107,17 @@ def test_an_incomplete_one_in_the_middle_is_found_and_at_the_end_ignored(
 ) -> None:
     folder, inside = chain
     (inside / "00000003" / "manifest.json").unlink()
-    assert hr.load_tables(folder, []).blobs == {"filter": b"2"}
+    assert hr.load([], folder).blobs == {"filter": b"2"}
     (inside / "00000001" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="00000001 is incomplete"):
-        hr.load_tables(folder, [])
+        hr.load([], folder)
 
 
 def test_a_repeated_increment_is_found(chain: tuple[Path, Path]) -> None:
     folder, inside = chain
     shutil.copytree(inside / "00000002", inside / "00000004")
     with pytest.raises(CheckpointError, match="00000004 repeats increment 2"):
-        hr.load_tables(folder, [])
+        hr.load([], folder)
 
 
 def test_increments_out_of_order_are_found(chain: tuple[Path, Path]) -> None:
@@ -126,7 +126,7 @@ def test_increments_out_of_order_are_found(chain: tuple[Path, Path]) -> None:
     (inside / "00000003").rename(inside / "00000002")
     (inside / "x").rename(inside / "00000003")
     with pytest.raises(CheckpointError, match="00000002 is out of order: it is increment 3"):
-        hr.load_tables(folder, [])
+        hr.load([], folder)
 
 
 def test_a_truncated_increment_is_found(chain: tuple[Path, Path]) -> None:
@@ -134,26 +134,26 @@ def test_a_truncated_increment_is_found(chain: tuple[Path, Path]) -> None:
     file = next((inside / "00000002").glob("*.arrow"))
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(CheckpointError, match=f"{file.name} is damaged"):
-        hr.load_tables(folder, [])
+        hr.load([], folder)
 
 
 def test_an_increment_of_another_base_is_found(chain: tuple[Path, Path], tmp_path: Path) -> None:
     folder, inside = chain
     table = filled(20, seed=4)
-    hr.save_tables([table], tmp_path / "b")
-    hr.save_increment(tmp_path / "b", [table], {"item": torch.tensor([1])})
+    hr.save([table], tmp_path / "b")
+    hr.save_increment([table], tmp_path / "b", {"item": torch.tensor([1])})
     shutil.rmtree(inside / "00000003")
     shutil.copytree(next((tmp_path / "b").glob("increments-*")) / "00000001", inside / "00000003")
     with pytest.raises(CheckpointError, match="out of order"):
-        hr.load_tables(folder, [])
+        hr.load([], folder)
     with pytest.raises(CheckpointError, match="holds increment 1, not a base"):
-        hr.load_tables(inside / "00000001", [])
+        hr.load([], inside / "00000001")
 
 
 def test_a_new_base_ends_the_old_chain(chain: tuple[Path, Path]) -> None:
     folder, inside = chain
     table = filled(10, seed=6)
-    hr.save_tables([table], folder, overwrite=True)
+    hr.save([table], folder, overwrite=True)
     assert not inside.exists()
     assert _fresh(folder) == content(table)
 
@@ -162,14 +162,14 @@ def test_what_cannot_be_saved_as_an_increment(chain: tuple[Path, Path], tmp_path
     folder, _ = chain
     table, ids = filled(10), torch.tensor([1])
     with pytest.raises(UnknownNameError, match="unknown table 'user'"):
-        hr.save_increment(folder, [table], {"user": ids})
+        hr.save_increment([table], folder, {"user": ids})
     with pytest.raises(DtypeError, match=r"changed\['item'\]"):
-        hr.save_increment(folder, [table], {"item": ids.int()})
+        hr.save_increment([table], folder, {"item": ids.int()})
     with pytest.raises(CheckpointMissingError, match="no complete checkpoint"):
-        hr.save_increment(tmp_path / "none", [table], {"item": ids})
+        hr.save_increment([table], tmp_path / "none", {"item": ids})
     other = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
     with pytest.raises(InputError, match="another schema"):
-        hr.save_increment(folder, [other], {"item": ids})
+        hr.save_increment([other], folder, {"item": ids})
     with pytest.raises(InputError, match="both"):
         reshard(folder, folder, 2)
     assert len(Chain.read(folder).increments) == 3
@@ -177,12 +177,12 @@ def test_what_cannot_be_saved_as_an_increment(chain: tuple[Path, Path], tmp_path
 
 def test_expired_rows_become_deletions_and_tables_may_come_later(tmp_path: Path) -> None:
     item, late = filled(30), filled(30, "late")
-    hr.save_tables([item], tmp_path / "a")
+    hr.save([item], tmp_path / "a")
     ids = next(iter(item.scan())).ids.clone()
     changed = {"item": ids, "late": ids}
-    done = hr.save_increment(tmp_path / "a", [item, late], changed, keep=lambda ids, ts: ts >= 9)
+    done = hr.save_increment([item, late], tmp_path / "a", changed, keep=lambda ids, ts: ts >= 9)
     fresh = [hr.HostTable(config()), hr.HostTable(config("late"))]
-    hr.load_tables(tmp_path / "a", fresh)
+    hr.load(fresh, tmp_path / "a")
     for table, live in zip(fresh, (item, late), strict=True):
         assert content(table) == {k: v for k, v in content(live).items() if v[0] >= 9}
     assert done.tables["item"].deletions == item.size() - fresh[0].size()
@@ -193,4 +193,4 @@ def test_an_increment_beside_a_save_is_refused(chain: tuple[Path, Path]) -> None
 
     folder, _ = chain
     with sole_writer(folder), pytest.raises(SaveError, match="another save"):
-        hr.save_increment(folder, [filled(10)], {"item": torch.tensor([1])})
+        hr.save_increment([filled(10)], folder, {"item": torch.tensor([1])})

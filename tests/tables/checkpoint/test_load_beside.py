@@ -25,9 +25,9 @@ def _counting(name: str = "t") -> hr.TableConfig:
 def test_a_table_keeps_its_filter_in_a_load_and_gets_the_saved_counts(tmp_path: Path) -> None:
     table, seen = hr.HostTable(_counting()), torch.tensor([7])
     other = hr.HostTable(_counting("other"), filter=table.filter)
-    hr.save_tables([table], tmp_path / "a")
+    hr.save([table], tmp_path / "a")
     assert table.apply_gradients(seen, ROW).refused == 1
-    hr.load_tables(tmp_path / "a", [table])
+    hr.load([table], tmp_path / "a")
     assert table.filter is other.filter
     for _ in range(2):
         assert table.apply_gradients(seen, ROW).refused == 1
@@ -56,8 +56,8 @@ def test_save_and_load_do_without_pandas(tmp_path: Path) -> None:
 import sys, torch, hedgerow as hr
 table = hr.HostTable(hr.TableConfig("t", (hr.Segment(2, hr.Zeros(), hr.Adagrad()),)))
 table.assign(torch.tensor([7]), torch.ones(1, 2))
-hr.save_tables([table], {str(tmp_path / "a")!r})
-assert hr.load_tables({str(tmp_path / "a")!r}, [table]).rows == {{"t": 1}}
+hr.save([table], {str(tmp_path / "a")!r})
+assert hr.load([table], {str(tmp_path / "a")!r}).rows == {{"t": 1}}
 assert "pandas" not in sys.modules, "pandas was loaded"
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -42,7 +42,7 @@ def _loaded(folder: Path, routers: dict[str, Router], **options: Any) -> Content
     found: Contents = {name: {} for name in RULES}
     for shard in range(next(iter(routers.values())).shards):
         tables = [hr.HostTable(config(name)) for name in RULES]
-        hr.load_tables(folder, tables, router=routers, shard=shard, **options)
+        hr.load(tables, folder, router=routers, shard=shard, **options)
         for name, rows in _contents(tables).items():
             ids = torch.tensor(list(rows), dtype=torch.int64)
             assert set(routers[name].owners(ids).tolist()) <= {shard}
@@ -55,7 +55,7 @@ def _loaded(folder: Path, routers: dict[str, Router], **options: Any) -> Content
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_every_table_keeps_its_rule_and_every_row(tmp_path: Path, before: int, after: int) -> None:
     tables = _tables()
-    saved = hr.save_tables(tables, tmp_path, router=_routers(before))
+    saved = hr.save(tables, tmp_path, router=_routers(before))
     assert {name: saved.dist_type_of(name) for name in RULES} == RULES
     assert {name: read_manifest(tmp_path).router_of(name) for name in RULES} == _routers(before)
     assert saved.rows == sum(table.size() for table in tables)
@@ -65,7 +65,7 @@ def test_every_table_keeps_its_rule_and_every_row(tmp_path: Path, before: int, a
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 3), (3, 1), (3, 2)])
 def test_resharding_keeps_the_rule_of_every_table(tmp_path: Path, before: int, after: int) -> None:
     tables = _tables()
-    hr.save_tables(tables, tmp_path / "a", router=_routers(before))
+    hr.save(tables, tmp_path / "a", router=_routers(before))
     done = reshard(tmp_path / "a", tmp_path / "b", after)
     assert {name: done.router_of(name) for name in RULES} == _routers(after)
     assert done.rows == sum(table.size() for table in tables)
@@ -75,7 +75,7 @@ def test_resharding_keeps_the_rule_of_every_table(tmp_path: Path, before: int, a
 @pytest.mark.parametrize("rule", ["continuous", "roundrobin", "hash_roundrobin"])
 def test_resharding_can_bring_all_tables_under_one_rule(tmp_path: Path, rule: str) -> None:
     tables, one = _tables(), dict.fromkeys(RULES, rule)
-    hr.save_tables(tables, tmp_path / "a", router=_routers(2))
+    hr.save(tables, tmp_path / "a", router=_routers(2))
     done = reshard(tmp_path / "a", tmp_path / "b", 3, dist_type=rule, rows=300)
     assert done.dist_types() == (rule,)
     assert _loaded(tmp_path / "b", _routers(3, one)) == _contents(tables)
@@ -83,7 +83,7 @@ def test_resharding_can_bring_all_tables_under_one_rule(tmp_path: Path, rule: st
 
 def test_a_new_rule_that_needs_rows_asks_for_them(tmp_path: Path) -> None:
     tables = _tables()
-    hr.save_tables(tables, tmp_path / "a", router=_routers(2))
+    hr.save(tables, tmp_path / "a", router=_routers(2))
     with pytest.raises(ValueError, match="'continuous' and rows is None"):
         reshard(tmp_path / "a", tmp_path / "b", 2, dist_type="continuous")
     rows = {"ads": 10, "user": 20}
@@ -96,33 +96,33 @@ def test_one_table_under_another_rule_is_an_error_that_names_both(
     tmp_path: Path, shards: int
 ) -> None:
     tables = _tables()
-    hr.save_tables(tables, tmp_path, router=_routers(2))
+    hr.save(tables, tmp_path, router=_routers(2))
     other = _routers(shards, {**RULES, "item": "roundrobin"})
     fresh = [hr.HostTable(config(name)) for name in RULES]
     with pytest.raises(ValueError, match="routed by continuous, table 'item' is now by roundrobin"):
-        hr.load_tables(tmp_path, fresh, router=other)
+        hr.load(fresh, tmp_path, router=other)
     assert all(table.size() == 0 for table in fresh)
     with pytest.raises(ValueError, match="'ads' is now by hash_roundrobin"):
-        hr.load_tables(tmp_path, fresh, router=Router("hash_roundrobin", shards))
+        hr.load(fresh, tmp_path, router=Router("hash_roundrobin", shards))
     assert _loaded(tmp_path, other, reroute=True) == _contents(tables)
 
 
 def test_tables_that_nobody_loads_may_have_any_rule(tmp_path: Path) -> None:
     tables = _tables()
-    hr.save_tables(tables, tmp_path, router=_routers(2))
+    hr.save(tables, tmp_path, router=_routers(2))
     fresh = hr.HostTable(config("ads"))
-    hr.load_tables(tmp_path, [fresh], router=Router("roundrobin", 1))
+    hr.load([fresh], tmp_path, router=Router("roundrobin", 1))
     assert content(fresh) == content(tables[0])
 
 
 def test_increments_and_compaction_keep_the_rules(tmp_path: Path) -> None:
     tables = _tables()
-    hr.save_tables(tables, tmp_path, router=_routers(3))
+    hr.save(tables, tmp_path, router=_routers(3))
     ids = torch.cat([torch.arange(50), some_ids(100, seed=9)]).unique()
     for table in tables:
         step_of(table, ids, 3)
     changed = dict.fromkeys(RULES, ids)
-    done = hr.save_increment(tmp_path, tables, changed)
+    done = hr.save_increment(tables, tmp_path, changed)
     assert {name: done.router_of(name) for name in RULES} == _routers(3)
     assert _loaded(tmp_path, _routers(2)) == _contents(tables)
     whole = compact(tmp_path)
@@ -133,37 +133,37 @@ def test_increments_and_compaction_keep_the_rules(tmp_path: Path) -> None:
 def test_a_table_that_is_new_in_an_increment_brings_its_rule(tmp_path: Path) -> None:
     old, new = filled(60, "item"), filled(60, "user")
     rules = {"item": Router("continuous", 2, rows=50), "user": Router("roundrobin", 2)}
-    hr.save_tables([old], tmp_path, router=rules)
+    hr.save([old], tmp_path, router=rules)
     ids = torch.tensor(list(content(new)))
     with pytest.raises(InputError, match="has 3 shards"):
-        hr.save_increment(tmp_path, [old, new], {"user": ids}, router=Router("roundrobin", 3))
+        hr.save_increment([old, new], tmp_path, {"user": ids}, router=Router("roundrobin", 3))
     with pytest.raises(CheckpointError, match="'user' was routed by continuous"):
-        hr.save_increment(tmp_path, [old, new], {"user": ids})
-    hr.save_increment(tmp_path, [old, new], {"user": ids}, router=rules)
+        hr.save_increment([old, new], tmp_path, {"user": ids})
+    hr.save_increment([old, new], tmp_path, {"user": ids}, router=rules)
     fresh = [hr.HostTable(config(name)) for name in ("item", "user")]
     whole = {name: Router(rule.dist_type, 1, rows=50) for name, rule in rules.items()}
-    hr.load_tables(tmp_path, fresh, router=whole)
+    hr.load(fresh, tmp_path, router=whole)
     assert _contents(fresh) == _contents([old, new])
 
 
 def test_bounds_are_kept_and_cannot_be_cut_anew(tmp_path: Path) -> None:
     table, router = filled(100), Router("continuous", 2, bounds=[0, 2**62, 2**63])
-    hr.save_tables([table], tmp_path / "a", router=router)
+    hr.save([table], tmp_path / "a", router=router)
     assert read_manifest(tmp_path / "a").router_of("item") == router
     assert reshard(tmp_path / "a", tmp_path / "b", 2).router_of("item") == router
     with pytest.raises(CheckpointError, match="bounds for 2 shards; name the new rule"):
         reshard(tmp_path / "a", tmp_path / "c", 3)
     fresh = hr.HostTable(config())
-    hr.load_tables(tmp_path / "b", [fresh])
+    hr.load([fresh], tmp_path / "b")
     assert content(fresh) == content(table)
 
 
 def test_rows_on_the_wrong_shard_of_their_own_rule_are_found(tmp_path: Path) -> None:
-    hr.save_tables(_tables(), tmp_path, router=_routers(2))
+    hr.save(_tables(), tmp_path, router=_routers(2))
     change_manifest(tmp_path, lambda m: m["tables"]["user"].update(dist_type="roundrobin"))
     fresh = hr.HostTable(config("user"))
     with pytest.raises(CheckpointError, match="does not belong to shard"):
-        hr.load_tables(tmp_path, [fresh])
+        hr.load([fresh], tmp_path)
     assert fresh.size() == 0
 
 
@@ -176,7 +176,7 @@ def _old(manifest: dict[str, Any]) -> None:
 
 def test_old_manifests_have_one_rule_for_all(tmp_path: Path) -> None:
     tables = _tables()
-    hr.save_tables(tables, tmp_path, router=Router("hash_roundrobin", 2))
+    hr.save(tables, tmp_path, router=Router("hash_roundrobin", 2))
     change_manifest(tmp_path, _old)
     one = dict.fromkeys(RULES, "hash_roundrobin")
     assert _loaded(tmp_path, _routers(3, one)) == _contents(tables)
@@ -207,7 +207,7 @@ def test_old_manifests_have_one_rule_for_all(tmp_path: Path) -> None:
 def test_rules_that_make_no_sense_are_named(
     tmp_path: Path, rule: dict[str, Any], message: str
 ) -> None:
-    hr.save_tables([filled(10)], tmp_path, router=Router("continuous", 2, rows=9))
+    hr.save([filled(10)], tmp_path, router=Router("continuous", 2, rows=9))
     change_manifest(tmp_path, lambda m: m["tables"]["item"].update(rule))
     with pytest.raises(CheckpointError, match=message):
         read_manifest(tmp_path)
@@ -228,7 +228,7 @@ def test_rules_that_do_not_fit_together_are_refused(
 ) -> None:
     tables = [hr.HostTable(config(name)) for name in RULES]
     with pytest.raises(ValueError, match=message):
-        hr.save_tables(tables, tmp_path / "a", router=router)
-    hr.save_tables(tables, tmp_path / "b", router=_routers(2))
+        hr.save(tables, tmp_path / "a", router=router)
+    hr.save(tables, tmp_path / "b", router=_routers(2))
     with pytest.raises(ValueError, match=message):
-        hr.load_tables(tmp_path / "b", tables, router=router)
+        hr.load(tables, tmp_path / "b", router=router)

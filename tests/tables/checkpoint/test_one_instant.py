@@ -51,27 +51,27 @@ def test_tables_are_saved_as_they_were_together(tmp_path: Path) -> None:
     writer.start()
     try:
         for i in range(20):
-            hr.save_tables([first, second], tmp_path / str(i))
+            hr.save([first, second], tmp_path / str(i))
     finally:
         stop.set()
         writer.join()
     for i in range(20):
         loaded = [_table("first"), _table("second")]
-        hr.load_tables(tmp_path / str(i), loaded)
+        hr.load(loaded, tmp_path / str(i))
         assert _value(loaded[0]) - _value(loaded[1]) in (0.0, 1.0)
 
 
 def test_what_is_written_after_save_async_returned_is_not_in_it(tmp_path: Path) -> None:
     table = filled(20_000)
     before = content(table)
-    handle = hr.save_tables_async([table], tmp_path / "a")
+    handle = hr.save_async([table], tmp_path / "a")
     ids = torch.tensor(list(before))
     for seed in range(5):
         step_of(table, ids, seed)
     table.erase(ids[:5000])
     handle.wait()
     loaded = filled(0)
-    hr.load_tables(tmp_path / "a", [loaded])
+    hr.load([loaded], tmp_path / "a")
     assert content(loaded) == before
 
 
@@ -79,10 +79,10 @@ def test_expired_rows_are_left_out(tmp_path: Path) -> None:
     table = _table(evict=hr.Ttl("1d"))
     table.assign(torch.tensor([1]), torch.ones(1, 1), ts=1000)
     table.assign(torch.tensor([2]), torch.ones(1, 1), ts=1000 + 86400)
-    hr.save_tables([table], tmp_path / "a")
+    hr.save([table], tmp_path / "a")
     assert table.size() == 2
     loaded = _table(evict=hr.Ttl("1d"))
-    hr.load_tables(tmp_path / "a", [loaded])
+    hr.load([loaded], tmp_path / "a")
     assert list(content(loaded)) == [2]
 
 
@@ -90,13 +90,13 @@ def test_filters_count_on_after_a_load(tmp_path: Path) -> None:
     table = _table(admit=hr.Count(3))
     for _ in range(2):
         assert table.apply_gradients(ONE, torch.ones(1, 1)).refused == 1
-    assert hr.save_tables([table], tmp_path / "a", blobs={"mine": b"x"}).rows == 0
+    assert hr.save([table], tmp_path / "a", blobs={"mine": b"x"}).rows == 0
     table.apply_gradients(ONE, torch.ones(1, 1))
     assert table.size() == 1
     loaded = _table(admit=hr.Count(3))
-    assert hr.load_tables(tmp_path / "a", [loaded]).blobs == {"mine": b"x"}
+    assert hr.load([loaded], tmp_path / "a").blobs == {"mine": b"x"}
     assert loaded.apply_gradients(ONE, torch.ones(1, 1)).inserted == 1
-    hr.load_tables(tmp_path / "a", [table])  # back to two sightings and no row
+    hr.load([table], tmp_path / "a")  # back to two sightings and no row
     assert table.size() == 0
     assert table.apply_gradients(ONE, torch.ones(1, 1)).inserted == 1
 
@@ -110,8 +110,8 @@ def test_a_shared_filter_is_saved_once_and_restored(tmp_path: Path) -> None:
 
     tables, loaded = pair(), pair()
     tables[1].apply_gradients(ONE, torch.ones(1, 1))
-    assert len(hr.save_tables(tables, tmp_path / "a").blobs) == 1
-    hr.load_tables(tmp_path / "a", loaded)
+    assert len(hr.save(tables, tmp_path / "a").blobs) == 1
+    hr.load(loaded, tmp_path / "a")
     assert loaded[0].apply_gradients(ONE, torch.ones(1, 1)).refused == 1
     assert loaded[1].apply_gradients(ONE, torch.ones(1, 1)).inserted == 1
 
@@ -119,29 +119,29 @@ def test_a_shared_filter_is_saved_once_and_restored(tmp_path: Path) -> None:
 def test_another_filter_is_an_error_or_counts_afresh(tmp_path: Path) -> None:
     table = _table(admit=hr.Within(1000, 2))
     table.apply_gradients(ONE, torch.ones(1, 1))
-    hr.save_tables([table], tmp_path / "a")
+    hr.save([table], tmp_path / "a")
     other = _table(admit=hr.Within(5000, 2))
     for _ in range(2):
         other.assign(torch.tensor([9]), torch.ones(1, 1))
     with pytest.raises(CheckpointError, match="filter of tables item"):
-        hr.load_tables(tmp_path / "a", [other])
+        hr.load([other], tmp_path / "a")
     assert other.size() == 1
-    hr.load_tables(tmp_path / "a", [other], on_state_mismatch="reset")
+    hr.load([other], tmp_path / "a", on_state_mismatch="reset")
     assert other.apply_gradients(ONE, torch.ones(1, 1)).refused == 1
 
 
 def test_a_consumer_knows_what_increments_need(tmp_path: Path) -> None:
     table = filled(300)
-    hr.save_tables([table], tmp_path, consumer="saves")
+    hr.save([table], tmp_path, consumer="saves")
     ids = torch.tensor(sorted(content(table)))
     for seed in range(4):
         step_of(table, ids[seed * 50 : seed * 50 + 90], seed)
         table.erase(ids[seed * 10 : seed * 10 + 5])
         table.assign(some_ids(20, 100 + seed), torch.ones(len(some_ids(20, 100 + seed)), 7))
-        done = hr.save_increment(tmp_path, [table], consumer="saves", step=seed)
+        done = hr.save_increment([table], tmp_path, consumer="saves", step=seed)
         assert done.rows < 150
         loaded = filled(0)
-        hr.load_tables(tmp_path, [loaded])
+        hr.load([loaded], tmp_path)
         assert content(loaded) == content(table)
 
 
@@ -149,7 +149,7 @@ def test_keys_of_a_failed_save_are_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = filled(50)
-    hr.save_tables([table], tmp_path, consumer="saves")
+    hr.save([table], tmp_path, consumer="saves")
     table.erase(torch.tensor(sorted(content(table))[:20]))
 
     def full(*_: object, **__: object) -> None:
@@ -159,28 +159,28 @@ def test_keys_of_a_failed_save_are_not_lost(
         patch.setattr("hedgerow.tables.checkpoint.increments.write_checkpoint", full)
         patch.setattr("hedgerow.tables.checkpoint.save.write_checkpoint", full)
         with pytest.raises(SaveError, match="no space"):
-            hr.save_increment(tmp_path, [table], consumer="saves")
+            hr.save_increment([table], tmp_path, consumer="saves")
         with pytest.raises(SaveError, match="no space"):
-            hr.save_tables([table], tmp_path / "other", consumer="saves")
-    assert hr.save_increment(tmp_path, [table], consumer="saves").tables["item"].deletions == 20
+            hr.save([table], tmp_path / "other", consumer="saves")
+    assert hr.save_increment([table], tmp_path, consumer="saves").tables["item"].deletions == 20
 
 
 def test_a_consumer_that_did_not_see_everything_is_refused(tmp_path: Path) -> None:
     table = filled(50)
-    hr.save_tables([table], tmp_path)
+    hr.save([table], tmp_path)
     with pytest.raises(CheckpointError, match="has not collected the changed keys"):
-        hr.save_increment(tmp_path, [table], consumer="saves")
-    hr.save_tables([table], tmp_path, consumer="saves", overwrite=True)
-    hr.load_tables(tmp_path, [table])  # all rows are replaced
+        hr.save_increment([table], tmp_path, consumer="saves")
+    hr.save([table], tmp_path, consumer="saves", overwrite=True)
+    hr.load([table], tmp_path)  # all rows are replaced
     with pytest.raises(CheckpointError, match="save a new base"):
-        hr.save_increment(tmp_path, [table], consumer="saves")
+        hr.save_increment([table], tmp_path, consumer="saves")
     with pytest.raises(InputError, match="either changed= or consumer="):
-        hr.save_increment(tmp_path, [table])
+        hr.save_increment([table], tmp_path)
 
 
 def test_one_consumer_serves_one_save_at_a_time(tmp_path: Path) -> None:
     table = filled(10)
-    hr.save_tables([table], tmp_path / "a", consumer="saves")
+    hr.save([table], tmp_path / "a", consumer="saves")
     go = threading.Event()
 
     def slow(ids: torch.Tensor, ts: torch.Tensor) -> torch.Tensor:
@@ -188,30 +188,30 @@ def test_one_consumer_serves_one_save_at_a_time(tmp_path: Path) -> None:
         return torch.ones_like(ts, dtype=torch.bool)
 
     step_of(table, torch.tensor([100]), 1)
-    handle = hr.save_tables_async([table], tmp_path / "b", consumer="saves", keep=slow)
+    handle = hr.save_async([table], tmp_path / "b", consumer="saves", keep=slow)
     with pytest.raises(StateError, match="a second snapshot"):
-        hr.save_increment(tmp_path / "a", [table], consumer="saves")
+        hr.save_increment([table], tmp_path / "a", consumer="saves")
     with pytest.raises(CheckpointError, match="another save takes the changed keys"):
         ChangedKeys({"item": table}, "saves").take()
     go.set()
     handle.wait()
     with pytest.raises(CheckpointError, match="has not collected"):
-        hr.save_increment(tmp_path / "a", [table], consumer="saves")
-    hr.save_increment(tmp_path / "b", [table], consumer="saves")
+        hr.save_increment([table], tmp_path / "a", consumer="saves")
+    hr.save_increment([table], tmp_path / "b", consumer="saves")
 
 
 def test_a_failed_save_closes_the_consumer_it_opened(tmp_path: Path) -> None:
     table = filled(10)
-    hr.save_tables([table], tmp_path)
+    hr.save([table], tmp_path)
     with pytest.raises(CheckpointExistsError):
-        hr.save_tables([table], tmp_path, consumer="typo")
+        hr.save([table], tmp_path, consumer="typo")
     assert table.consumer("typo") is None
     table.touched("large", all_changes=True, capacity=10**7)
-    hr.save_tables([table], tmp_path, consumer="large", overwrite=True)
-    hr.save_increment(tmp_path, [table], consumer="large")
+    hr.save([table], tmp_path, consumer="large", overwrite=True)
+    hr.save_increment([table], tmp_path, consumer="large")
     table.touched("learned")
     with pytest.raises(InputError, match="does not see all changes"):
-        hr.save_increment(tmp_path, [table], consumer="learned")
+        hr.save_increment([table], tmp_path, consumer="learned")
 
 
 def test_increments_are_of_one_instant_with_filters_and_expiry(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_increments_are_of_one_instant_with_filters_and_expiry(tmp_path: Path) -
     ids = torch.arange(150_000)
     first.assign(ids, torch.zeros(len(ids), 1), ts=100_000)
     second.apply_gradients(ONE, torch.ones(1, 1))
-    hr.save_tables([first, second], tmp_path, consumer="saves")
+    hr.save([first, second], tmp_path, consumer="saves")
     second.apply_gradients(ONE, torch.ones(1, 1))
     first.assign(torch.tensor([-5]), torch.zeros(1, 1), ts=5)  # expired already
     stop = threading.Event()
@@ -235,12 +235,12 @@ def test_increments_are_of_one_instant_with_filters_and_expiry(tmp_path: Path) -
     writer.start()
     try:
         for _ in range(3):
-            hr.save_increment(tmp_path, [first, second], consumer="saves")
+            hr.save_increment([first, second], tmp_path, consumer="saves")
     finally:
         stop.set()
         writer.join()
     loaded = [_table("first", evict=rule), _table("second", admit=hr.Count(3))]
-    hr.load_tables(tmp_path, loaded)
+    hr.load(loaded, tmp_path)
     assert len(loaded[0].lookup(ids).rows.unique()) == 1  # of one call
     assert loaded[0].size() == len(ids)
     assert loaded[1].apply_gradients(ONE, torch.ones(1, 1)).inserted == 1
@@ -253,12 +253,12 @@ def test_a_load_that_fails_has_changed_nothing(tmp_path: Path) -> None:
     saved = pair()
     saved[0].apply_gradients(ONE, torch.ones(1, 1))
     saved[1].assign(ONE, torch.ones(1, 1))
-    hr.save_tables(saved, tmp_path)
+    hr.save(saved, tmp_path)
     live = pair()
     live[0].assign(torch.tensor([9, 9]), torch.ones(2, 1))
     live[1].assign(torch.tensor([8]), torch.ones(1, 1))
     with live[1].snapshot(), pytest.raises(StateError, match="while a snapshot is open"):
-        hr.load_tables(tmp_path, live)
+        hr.load(live, tmp_path)
     assert list(content(live[1])) == [8]
     assert live[0].filter is not None
     assert live[0].filter.counts(torch.tensor([7, 9]), table="a").tolist() == [0, 2]
@@ -273,12 +273,12 @@ def test_filters_that_became_one_and_names_of_filters_are_refused(tmp_path: Path
     def seen() -> SlidingFilter:
         return SlidingFilter(capacity_ids=600)
 
-    hr.save_tables([table("a", seen()), table("b", seen())], tmp_path)
+    hr.save([table("a", seen()), table("b", seen())], tmp_path)
     shared = seen()
     with pytest.raises(CheckpointError, match="share a filter now"):
-        hr.load_tables(tmp_path, [table("a", shared), table("b", shared)])
+        hr.load([table("a", shared), table("b", shared)], tmp_path)
     with pytest.raises(InputError, match="belongs to a filter"):
-        hr.save_tables([_table()], tmp_path / "x", blobs={"hedgerow filter item": b""})
+        hr.save([_table()], tmp_path / "x", blobs={"hedgerow filter item": b""})
 
 
 def test_a_forked_child_does_not_hold_the_folder(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_forked_child_does_not_hold_the_folder(tmp_path: Path) -> None:
         assert go.wait(60)
         return torch.ones_like(ts, dtype=torch.bool)
 
-    handle = hr.save_tables_async([table], tmp_path / "a", keep=slow)
+    handle = hr.save_async([table], tmp_path / "a", keep=slow)
     here, there = os.pipe()
     child = os.fork()
     if child == 0:  # a worker that outlives the save
@@ -297,7 +297,7 @@ def test_a_forked_child_does_not_hold_the_folder(tmp_path: Path) -> None:
     try:
         go.set()
         handle.wait()
-        hr.save_tables([table], tmp_path / "a", overwrite=True)
+        hr.save([table], tmp_path / "a", overwrite=True)
     finally:
         os.write(there, b"x")
         os.waitpid(child, 0)
@@ -308,12 +308,12 @@ def test_a_save_at_the_end_of_a_program_is_finished(tmp_path: Path) -> None:
 import torch, hedgerow as hr
 table = hr.HostTable(hr.TableConfig("t", (hr.Segment(16, hr.Zeros(), hr.Adagrad()),)))
 table.assign(torch.arange(200_000), torch.ones(200_000, 16))
-hr.save_tables_async([table], {str(tmp_path / "a")!r})
+hr.save_async([table], {str(tmp_path / "a")!r})
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = hr.HostTable(hr.TableConfig("t", (hr.Segment(16, hr.Zeros(), hr.Adagrad()),)))
-    assert hr.load_tables(tmp_path / "a", [loaded]).rows == {"t": 200_000}
+    assert hr.load([loaded], tmp_path / "a").rows == {"t": 200_000}
 
 
 def test_a_failed_save_is_told_even_if_nobody_waits(
@@ -322,7 +322,7 @@ def test_a_failed_save_is_told_even_if_nobody_waits(
     def broken(ids: torch.Tensor, ts: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("the rule is broken")
 
-    handle = hr.save_tables_async([filled(10)], tmp_path / "a", keep=broken)
+    handle = hr.save_async([filled(10)], tmp_path / "a", keep=broken)
     with pytest.raises(RuntimeError, match="the rule is broken"):
         handle.wait()
     assert "a save failed: the rule is broken" in caplog.text
@@ -331,31 +331,31 @@ def test_a_failed_save_is_told_even_if_nobody_waits(
 
 def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     table = filled(10)
-    hr.save_tables([table], tmp_path)
+    hr.save([table], tmp_path)
     (tmp_path / "increments-backup").mkdir()
-    hr.save_tables([table], tmp_path, overwrite=True)
+    hr.save([table], tmp_path, overwrite=True)
     assert (tmp_path / "increments-backup").exists()
 
 
 def test_a_load_keeps_who_watches_the_table(tmp_path: Path) -> None:
     table = filled(50)
-    hr.save_tables([table], tmp_path)
+    hr.save([table], tmp_path)
     changes, learned = table.touched("all", all_changes=True), table.touched("learned")
-    hr.load_tables(tmp_path, [table])
+    hr.load([table], tmp_path)
     assert changes.take().whole_table
     key = torch.tensor(sorted(content(table))[:1])
     step_of(table, key, 3)
     assert changes.take().ids.tolist() == learned.take().ids.tolist() == key.tolist()
     with table.snapshot(), pytest.raises(StateError, match="while a snapshot is open"):
-        hr.load_tables(tmp_path, [table])
+        hr.load([table], tmp_path)
 
 
 def test_evicted_rows_are_seen_by_who_watches(tmp_path: Path) -> None:
     table = _table(evict=hr.Lru(1))
     table.assign(torch.tensor([1, 2]), torch.ones(2, 1), ts=5)
     table.assign(torch.tensor([3]), torch.ones(1, 1), ts=6)
-    hr.save_tables([table], tmp_path, consumer="saves")
+    hr.save([table], tmp_path, consumer="saves")
     with table.snapshot() as before:
         assert table.evict().rows == 2
         assert sorted(key for part in before.scan() for key in part.ids.tolist()) == [1, 2, 3]
-    assert hr.save_increment(tmp_path, [table], consumer="saves").tables["item"].deletions == 2
+    assert hr.save_increment([table], tmp_path, consumer="saves").tables["item"].deletions == 2

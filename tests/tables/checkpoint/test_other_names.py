@@ -68,7 +68,7 @@ def test_the_order_of_leaving_is_found_by_another_name(tmp_path: Path) -> None:
     old, new = made("old"), made("new", "old")
     for _ in range(20):
         old.apply_gradients(torch.arange(8), torch.ones(8, 1))
-    hr.save_tables([old], tmp_path / "a")
-    assert hr.load_tables(tmp_path / "a", [new]).rows == {"new": 8}
+    hr.save([old], tmp_path / "a")
+    assert hr.load([new], tmp_path / "a").rows == {"new": 8}
     assert new.uses(torch.arange(8)).tolist() == old.uses(torch.arange(8)).tolist()
     assert min(new.uses(torch.arange(8)).tolist()) > 0

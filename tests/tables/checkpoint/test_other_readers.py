@@ -16,7 +16,7 @@ from .common import filled
 
 def test_pyarrow_pandas_and_duckdb_see_ids_rows_and_times(tmp_path: Path) -> None:
     table = filled(500)
-    manifest = hr.save_tables([table], tmp_path / "a", router=Router("roundrobin", 3))
+    manifest = hr.save([table], tmp_path / "a", router=Router("roundrobin", 3))
     parts = []
     for file in manifest.files:
         with pa.memory_map(str(tmp_path / "a" / file.file)) as source:
