@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .tables.config import Segment as Segment
     from .tables.config import Table as Table
     from .tables.config import TableConfig as TableConfig
+    from .tables.device import DeviceTable as DeviceTable
     from .tables.eviction import Lfu as Lfu
     from .tables.eviction import Lru as Lru
     from .tables.eviction import Ttl as Ttl
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
     from .tables.optimizers import RowAdagrad as RowAdagrad
     from .tables.optimizers import Sgd as Sgd
     from .tables.store import ClipRow as ClipRow
+    from .tiers.caching import CachingTable as CachingTable
+    from .tiers.hybrid import HybridTable as HybridTable
 
 __version__ = "0.2.0"
 
@@ -93,6 +96,7 @@ _NAMES = {
     "tables.admission": ("Chance", "Count", "Within"),
     "tables.compressors": ("Bf16", "FixedR8", "Fp16", "Fp32", "OneBit"),
     "tables.config": ("Segment", "Table", "TableConfig"),
+    "tables.device": ("DeviceTable",),
     "tables.eviction": ("Lfu", "Lru", "Ttl"),
     "tables.host": ("HostTable",),
     "tables.host_core": ("RowFile",),
@@ -110,6 +114,8 @@ _NAMES = {
         "Sgd",
     ),
     "tables.store": ("ClipRow",),
+    "tiers.caching": ("CachingTable",),
+    "tiers.hybrid": ("HybridTable",),
 }
 # Folders that are doors of their own: hr.data.clicks.
 _DOORS = ("data", "errors", "models", "planner", "serving")

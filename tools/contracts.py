@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "monolith": _BELOW_MONOLITH,
     "cli": _BELOW_MONOLITH + " monolith calibration",
     # hedgerow/__init__.py, the door; launch, to tell core which process this is; hedgerow/errors.py
-    "": "core tables nn data models planner sync serving launch errors ps wire",
+    "": "core tables tiers nn data models planner sync serving launch errors ps wire",
     "__main__": "cli",  # `python -m hedgerow`
     "benchmarks": _BELOW_MONOLITH + " monolith calibration cli",
     "benchmarks.peers": "",  # run by other environments, which have nothing else of ours
