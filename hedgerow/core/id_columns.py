@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import DtypeError, InputError
@@ -17,6 +16,9 @@ from .ids import Ragged
 from .shapes import Float32, Int64
 
 Hasher = Callable[[Any, str], NDArray[np.int64]]  # (array of strings, field) -> ids
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def hash_one_by_one(strings: Any, field: str) -> NDArray[np.int64]:

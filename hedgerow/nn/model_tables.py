@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..core.errors import ConfigError, DtypeError, InputError
-from ..ps.followed_tables import followed_tables
 from ..routing.router import Router
 from ..tables.changes import RowShard
 from ..tables.config import Table
@@ -141,6 +140,8 @@ def row_shards(model: nn.Module) -> list[RowShard]:
         raise InputError("a model without EmbeddingBags or Embeddings has no rows to follow.")
     group = servers_of(model)
     if group is not None:
+        from ..ps.followed_tables import followed_tables  # only models on servers need the client
+
         routers = routers_of(model, group.count)
         return [
             RowShard(i, group.count, followed_tables(shard), routers)
