@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from .hashing import id64
 from .ids import Ragged
 from .shapes import Float32, Int64
 
-Hasher = Callable[[Any, str], NDArray[np.int64]]  # (array of strings, field) -> ids
+Hasher: TypeAlias = "Callable[[Any, str], NDArray[np.int64]]"  # (array of strings, field) -> ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
