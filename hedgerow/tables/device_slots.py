@@ -295,7 +295,7 @@ class RowTimes:
 
 
 def check_config(config: TableConfig) -> None:
-    """Raises an error that names what a table on a device cannot do; see docs/architecture.md."""
+    """Raises an error that names what a table on a device cannot do; see docs/internals.md."""
     wrong = [reason for reason, holds in _reasons(config) if holds]
     if wrong:
         raise ConfigError(
