@@ -279,8 +279,11 @@ def _class_breaches(trees: dict[Path, ast.Module]) -> Iterator[str]:
             yield f"{at}: {node.name} has the bases {', '.join(bases)}; hold parts as fields"
     used = {name for tree in trees.values() for name in _names_outside_bases(tree)}
     for path, node in classes:
+        decorators = {ast.unparse(one).split("(")[0] for one in node.decorator_list}
         makes_fields = any(
-            isinstance(item, ast.FunctionDef) and item.name == "__init__" for item in node.body
+            (isinstance(item, ast.FunctionDef) and item.name == "__init__")
+            or (isinstance(item, ast.AnnAssign) and "dataclass" in decorators)
+            for item in node.body
         )
         if makes_fields or node.name in used | protocols:
             continue

@@ -8,7 +8,7 @@ from ..ps.shard import Shard
 from ..tables.compressors import Fp16, Fp32
 from ..tables.config import Segment, TableConfig
 from ..tables.initializers import Zeros
-from ..tables.monolith_rules import Sgd
+from ..tables.monolith_rules import MonolithSgd
 from .tables.on_servers import DistributedTable
 
 BENCHMARK_TABLE = "benchmark"
@@ -23,7 +23,7 @@ def generate_test_hash_table_config(
     4
     """
     shown_as = Fp16() if use_float16 else Fp32()
-    optimizer = Sgd(learning_rate=learning_rate)
+    optimizer = MonolithSgd(learning_rate=learning_rate)
     return TableConfig("test", (Segment(dim, Zeros(), optimizer, shown_as),))
 
 
@@ -33,7 +33,7 @@ def benchmark_table_config(dim: int = 16) -> TableConfig:
     >>> benchmark_table_config().segments[0].optimizer.learning_rate
     1.0
     """
-    return TableConfig(BENCHMARK_TABLE, (Segment(dim, Zeros(), Sgd(learning_rate=1.0)),))
+    return TableConfig(BENCHMARK_TABLE, (Segment(dim, Zeros(), MonolithSgd(learning_rate=1.0)),))
 
 
 def benchmark_table(

@@ -50,7 +50,7 @@ class _MonolithOptimizer(Optimizer):
 
 
 @dataclass(frozen=True)
-class Sgd(_MonolithOptimizer):
+class MonolithSgd(_MonolithOptimizer):
     """`sgd`: w -= rate g."""
 
     kind = "sgd"
@@ -62,7 +62,7 @@ class Sgd(_MonolithOptimizer):
 
 
 @dataclass(frozen=True)
-class Adagrad(_MonolithOptimizer):
+class MonolithAdagrad(_MonolithOptimizer):
     """`adagrad`: coupled decay, no epsilon."""
 
     kind = "adagrad"
@@ -84,7 +84,7 @@ class Adagrad(_MonolithOptimizer):
 
 
 @dataclass(frozen=True)
-class DynamicWdAdagrad(Adagrad):
+class DynamicWdAdagrad(MonolithAdagrad):
     """`dynamic_wd_adagrad`: coupled or decoupled decay; the dynamic part has no formula."""
 
     kind = "dynamic_wd_adagrad"
@@ -139,7 +139,7 @@ class Adadelta(_MonolithOptimizer):
 
 
 @dataclass(frozen=True)
-class AmsGrad(_MonolithOptimizer):
+class MonolithAmsGrad(_MonolithOptimizer):
     """`amsgrad`: adam with the largest second moment; epsilon .01 outside the root."""
 
     kind = "amsgrad"
@@ -182,7 +182,7 @@ class AmsGrad(_MonolithOptimizer):
 
 
 @dataclass(frozen=True)
-class Adam(AmsGrad):
+class MonolithAdam(MonolithAmsGrad):
     """`adam`: epsilon .01 outside the root, powers of beta kept a row."""
 
     kind = "adam"
@@ -198,7 +198,7 @@ class Adam(AmsGrad):
 
 
 @dataclass(frozen=True)
-class Ftrl(_MonolithOptimizer):
+class MonolithFtrl(_MonolithOptimizer):
     """`ftrl`."""
 
     kind = "ftrl"
@@ -224,7 +224,7 @@ class Ftrl(_MonolithOptimizer):
 
 
 @dataclass(frozen=True)
-class GroupFtrl(Ftrl):
+class GroupFtrl(MonolithFtrl):
     """`group_ftrl`: l1 acts on the norm of the whole segment."""
 
     kind = "group_ftrl"
@@ -258,7 +258,7 @@ class GroupAdagrad(_MonolithOptimizer):
 
 
 @dataclass(frozen=True)
-class Momentum(_MonolithOptimizer):
+class MonolithMomentum(_MonolithOptimizer):
     """`momentum`: the velocity contains the rate."""
 
     kind = "momentum"
@@ -299,7 +299,7 @@ class MovingAverage(Optimizer):
 
 
 @dataclass(frozen=True)
-class RmsProp(_MonolithOptimizer):
+class MonolithRmsProp(_MonolithOptimizer):
     """`rmsprop`: 1 is added to the root."""
 
     kind = "rmsprop"
@@ -318,7 +318,7 @@ class RmsProp(_MonolithOptimizer):
 
 
 @dataclass(frozen=True)
-class RmsPropV2(RmsProp):
+class RmsPropV2(MonolithRmsProp):
     """`rmspropv2`: rmsprop with a fading sum instead of a mean."""
 
     kind = "rmspropv2"

@@ -25,7 +25,7 @@ from hedgerow.tables.config import TableConfig
 from hedgerow.tables.host import HostTable
 from tests.monolith.files import ADAGRAD, config, trained
 
-A, B = config("a", monolith_rules.Adam(), ADAGRAD), config("b:1", dim=2)
+A, B = config("a", monolith_rules.MonolithAdam(), ADAGRAD), config("b:1", dim=2)
 
 
 def _run(*arguments: object) -> Result:
@@ -96,7 +96,7 @@ def test_a_single_table_takes_a_single_config(tmp_path: Path) -> None:
 
 def test_states_of_another_optimizer_can_be_reset(tmp_path: Path) -> None:
     export_table(trained(B, [1, 2]), tmp_path / "any")
-    other = _configs(tmp_path, config("b", monolith_rules.Adam(), dim=2))
+    other = _configs(tmp_path, config("b", monolith_rules.MonolithAdam(), dim=2))
     assert isinstance(_run(tmp_path / "any", "--config", other).exception, InputError)
     result = _run(tmp_path / "any", "--config", other, "--reset-states")
     assert result.output == "b: 2 rows read, 2 distinct, 2 with fresh states\n"

@@ -13,11 +13,11 @@ from hedgerow.monolith.files.importer import import_table, import_tables
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Zeros
-from hedgerow.tables.monolith_rules import Sgd
+from hedgerow.tables.monolith_rules import MonolithSgd
 
 
 def _table(dim: int = 2) -> HostTable:
-    table = HostTable(TableConfig("golden", (Segment(dim, Zeros(), Sgd()),)))
+    table = HostTable(TableConfig("golden", (Segment(dim, Zeros(), MonolithSgd()),)))
     table.assign(torch.arange(4), torch.ones(4, dim))
     return table
 

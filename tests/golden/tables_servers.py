@@ -16,7 +16,7 @@ from hedgerow.monolith.test_utils import (
 from hedgerow.ps.remote_shard import RemoteShard, connect
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Zeros
-from hedgerow.tables.monolith_rules import Sgd
+from hedgerow.tables.monolith_rules import MonolithSgd
 
 from .runner import Case, take
 from .tables_area import AREA, close, original
@@ -111,7 +111,7 @@ def small_benchmark(case: Case) -> None:
     )
     config, ids = benchmark_table_config(c["dim"]), torch.arange(c["ids"])
     assert config.name == BENCHMARK_TABLE
-    assert config.segments[0].optimizer == Sgd(learning_rate=1.0)
+    assert config.segments[0].optimizer == MonolithSgd(learning_rate=1.0)
     query = ids // 2
     with connected(c["servers"], config) as shards:
         table = benchmark_table(shards, c["dim"])

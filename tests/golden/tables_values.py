@@ -23,7 +23,7 @@ from hedgerow.tables.initializers import (
     Zeros,
 )
 from hedgerow.tables.layout import RowLayout
-from hedgerow.tables.monolith_rules import Adagrad
+from hedgerow.tables.monolith_rules import MonolithAdagrad
 from hedgerow.tables.optimizers import Polynomial, Sgd, rate_at
 
 from .runner import Case, take
@@ -190,7 +190,7 @@ def scheduled_adagrad(case: Case) -> None:
     schedule = Polynomial(**take(c["schedule"], ("initial", "decay_steps", "end")))
     for name in variables:
         v = take(c[name], ("start", "grad", "end"))
-        optimizer = Adagrad(initial_accumulator_value=c["initial_accumulator_value"])
+        optimizer = MonolithAdagrad(initial_accumulator_value=c["initial_accumulator_value"])
         table = one_segment(optimizer, len(v["start"]))
         key = torch.tensor([0])
         table.assign(key, torch.tensor([v["start"]]))

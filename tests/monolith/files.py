@@ -10,7 +10,7 @@ from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Uniform
 from hedgerow.tables.optimizers import Optimizer
 
-ADAGRAD = monolith_rules.Adagrad()
+ADAGRAD = monolith_rules.MonolithAdagrad()
 
 
 def config(name: str, *optimizers: Optimizer, dim: int = 3) -> TableConfig:

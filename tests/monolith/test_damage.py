@@ -27,7 +27,10 @@ from tests.support import everything
 
 from .files import config, trained
 
-CONFIGS = {"a": config("a", monolith_rules.Adam()), "b": config("b", monolith_rules.Ftrl())}
+CONFIGS = {
+    "a": config("a", monolith_rules.MonolithAdam()),
+    "b": config("b", monolith_rules.MonolithFtrl()),
+}
 
 
 def _boundaries(path: Path) -> set[int]:

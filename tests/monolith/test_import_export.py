@@ -33,18 +33,18 @@ from tests.support import EXTREME_IDS, everything
 from .files import ADAGRAD, config, trained
 
 SAVED = [
-    monolith_rules.Sgd(),
-    monolith_rules.Adagrad(),
+    monolith_rules.MonolithSgd(),
+    monolith_rules.MonolithAdagrad(),
     monolith_rules.DynamicWdAdagrad(decouple_weight_decay=True, weight_decay_factor=0.1),
     monolith_rules.Adadelta(),
-    monolith_rules.Adam(),
-    monolith_rules.AmsGrad(),
-    monolith_rules.Ftrl(),
+    monolith_rules.MonolithAdam(),
+    monolith_rules.MonolithAmsGrad(),
+    monolith_rules.MonolithFtrl(),
     monolith_rules.GroupFtrl(),
     monolith_rules.GroupAdagrad(),
-    monolith_rules.Momentum(),
+    monolith_rules.MonolithMomentum(),
     monolith_rules.MovingAverage(),
-    monolith_rules.RmsProp(),
+    monolith_rules.MonolithRmsProp(),
     monolith_rules.RmsPropV2(),
     monolith_rules.BatchSoftmax(),
     optimizers.Sgd(),
@@ -162,7 +162,7 @@ def _single(folder: Path, *payloads: bytes) -> Path:
 def test_a_missing_time_is_zero(tmp_path: Path) -> None:
     row = protobuf.sfixed64_field(1, 5) + protobuf.floats_field(2, np.ones(3, np.float32))
     opt = protobuf.bytes_field(3, bytes.fromhex("0a021200"))
-    table = HostTable(config("user", monolith_rules.Sgd()))
+    table = HostTable(config("user", monolith_rules.MonolithSgd()))
     import_table(_single(tmp_path, row + opt), table)
     assert table.entries(torch.tensor([5])).ts.tolist() == [0]
 
@@ -188,8 +188,12 @@ def test_an_error_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("saved", "wanted", "what"),
     [
-        (monolith_rules.Adam(), ADAGRAD, r"saved by adam; segments\[0\] has adagrad"),
-        (monolith_rules.Adam(), optimizers.Adam(), r"saved by adam; segments\[0\] has Adam"),
+        (monolith_rules.MonolithAdam(), ADAGRAD, r"saved by adam; segments\[0\] has adagrad"),
+        (
+            monolith_rules.MonolithAdam(),
+            optimizers.Adam(),
+            r"saved by adam; segments\[0\] has Adam",
+        ),
         (monolith_rules.MovingAverage(), ADAGRAD, "states of 0 segments; the table has 1"),
     ],
 )
@@ -235,7 +239,7 @@ def test_states_no_update_leaves_behind_are_refused(tmp_path: Path) -> None:
 def test_rows_that_are_not_finite_are_refused_or_dropped_by_the_tables_rule(tmp_path: Path) -> None:
     bad = np.array([1, np.nan, 1], np.float32)
     base = _single(tmp_path, encode_entry(7, bad, bytes.fromhex("0a021200"), 0))
-    segment = config("user", monolith_rules.Sgd()).segments
+    segment = config("user", monolith_rules.MonolithSgd()).segments
     with pytest.raises(NotFiniteError, match=r"table 'user', id 7 .*holds nan"):
         import_table(base, HostTable(TableConfig("user", segment)))
     table = HostTable(TableConfig("user", segment, not_finite="drop"))

@@ -26,7 +26,7 @@ from hedgerow.sharding.exchange import LocalExchange
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Zeros
-from hedgerow.tables.monolith_rules import Sgd
+from hedgerow.tables.monolith_rules import MonolithSgd
 from hedgerow.wire import push
 from hedgerow.wire import push as push_messages
 from hedgerow.wire import tensors as wire_tensors
@@ -66,7 +66,8 @@ def test_published_1_two_dummy_servers_get_both_rows(servers: list[door.DummySyn
     config = config_of(servers)
     client = door.parameter_sync_client_from_config(config)
     table = HostTable(
-        TableConfig("table", (Segment(3, Zeros(), Sgd(learning_rate=0.1)),)), sync_client=client
+        TableConfig("table", (Segment(3, Zeros(), MonolithSgd(learning_rate=0.1)),)),
+        sync_client=client,
     )
     table.apply_gradients(torch.tensor([0, 0, 1]), torch.full((3, 3), -1.0), step=0)
     wanted = torch.tensor([[0.2] * 3, [0.1] * 3])
@@ -141,7 +142,7 @@ def test_published_5_split() -> None:
 
 
 def test_published_6_touched_keys(servers: list[door.DummySyncServer]) -> None:
-    table = HostTable(TableConfig("t", (Segment(1, Zeros(), Sgd(learning_rate=0.1)),)))
+    table = HostTable(TableConfig("t", (Segment(1, Zeros(), MonolithSgd(learning_rate=0.1)),)))
     touched = table.touched("published", capacity=1000, overflow="forget")
     for key in range(1005):
         table.apply_gradients(torch.tensor([key]), torch.ones(1, 1))

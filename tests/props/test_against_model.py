@@ -27,7 +27,7 @@ VALUES = st.integers(-64, 64).map(lambda k: k / 16)
 def _configs() -> list[TableConfig]:
     configs = [table_config(o, dim=3, name=f"{o.kind}-{i}") for i, o in enumerate(OPTIMIZERS)]
     wide = (
-        Segment(1, initializers.Zeros(), monolith_rules.Ftrl(beta=1.0)),
+        Segment(1, initializers.Zeros(), monolith_rules.MonolithFtrl(beta=1.0)),
         Segment(5, initializers.Normal(0.1), optimizers.Adam(lr=0.1)),
         Segment(
             2,

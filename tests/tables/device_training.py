@@ -22,9 +22,9 @@ SEVEN: dict[str, Optimizer] = {
     "rmsprop": optimizers.RmsProp(lr=0.01),
 }
 OF_MONOLITH: dict[str, Optimizer] = {
-    "Monolith's momentum": monolith_rules.Momentum(learning_rate=0.05),
-    "Monolith's adam": monolith_rules.Adam(learning_rate=0.01),
-    "Monolith's rmsprop": monolith_rules.RmsProp(learning_rate=0.01),
+    "Monolith's momentum": monolith_rules.MonolithMomentum(learning_rate=0.05),
+    "Monolith's adam": monolith_rules.MonolithAdam(learning_rate=0.01),
+    "Monolith's rmsprop": monolith_rules.MonolithRmsProp(learning_rate=0.01),
 }
 
 

@@ -61,11 +61,17 @@ CONFIGS = {
         Segment(5, initializers.Constant(0.5), optimizers.RmsProp(momentum=0.5)),
     ),
     "Monolith's": _several(
-        Segment(3, initializers.Uniform(0.3), monolith_rules.Adam(learning_rate=0.1)),
+        Segment(3, initializers.Uniform(0.3), monolith_rules.MonolithAdam(learning_rate=0.1)),
         Segment(
-            4, initializers.Uniform(0.2), monolith_rules.RmsProp(learning_rate=0.1, momentum=0.9)
+            4,
+            initializers.Uniform(0.2),
+            monolith_rules.MonolithRmsProp(learning_rate=0.1, momentum=0.9),
         ),
-        Segment(2, initializers.Zeros(), monolith_rules.Momentum(learning_rate=0.1, momentum=0.9)),
+        Segment(
+            2,
+            initializers.Zeros(),
+            monolith_rules.MonolithMomentum(learning_rate=0.1, momentum=0.9),
+        ),
     ),
     "adamw": table_config(
         optimizers.AdamW(), dim=9, init=initializers.Normal(0.1), not_finite="drop"

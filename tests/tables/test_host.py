@@ -62,7 +62,7 @@ def test_segments_of_one_row_start_from_different_values() -> None:
 
 
 def test_assignment_keeps_the_optimizer_state() -> None:
-    adagrad = monolith_rules.Adagrad(learning_rate=0.5)
+    adagrad = monolith_rules.MonolithAdagrad(learning_rate=0.5)
     table = make_table(adagrad, init=initializers.Constant(0.25), dim=2)
     table.apply_gradients(_ids(1), torch.tensor([[2.0, 1.0]]))
     table.assign(_ids(1), torch.full((1, 2), 9.0))
@@ -118,11 +118,11 @@ def test_rates_come_from_the_call_the_table_or_the_optimizer() -> None:
 
 def test_warm_up_starts_at_zero_without_spoiling_a_row() -> None:
     for optimizer in (
-        monolith_rules.Ftrl(warmup_steps=10),
+        monolith_rules.MonolithFtrl(warmup_steps=10),
         monolith_rules.GroupFtrl(warmup_steps=10),
         monolith_rules.GroupAdagrad(warmup_steps=10),
-        monolith_rules.Momentum(warmup_steps=10),
-        monolith_rules.Adam(warmup_steps=10),
+        monolith_rules.MonolithMomentum(warmup_steps=10),
+        monolith_rules.MonolithAdam(warmup_steps=10),
     ):
         table = make_table(optimizer, dim=3)
         first = table.lookup(_ids(1), missing="initializer").rows.clone()
