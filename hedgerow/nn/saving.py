@@ -1,4 +1,4 @@
-"""Saves and loads a model: on one process, over ranks, and on servers."""
+"""Saves and loads a model whose rows are in one process, on several ranks, or on servers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _DOING = "the save"
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """All of a model but its rows: what the manifest says of it, and its tensors."""
+    """Everything of a model except its rows: the metadata for the manifest, and the tensors."""
 
     metadata: dict[str, Any]
     dense: Dense
@@ -62,7 +62,10 @@ def save_over_ranks(
     step: int,
     overwrite: bool,
 ) -> CheckpointManifest:
-    """Complete on all ranks, or an error on all; `rest` is asked for on rank 0, which writes it."""
+    """Saves a model over ranks: all ranks complete the save, or all raise an error.
+
+    `rest` is called on rank 0, which writes everything except the rows.
+    """
     job = SharedSave(
         tables_of(model).values(),
         folder,
@@ -110,9 +113,9 @@ def save_on_servers(
     step: int,
     overwrite: bool,
 ) -> CheckpointManifest:
-    """Saves the rows of all servers and the rest of the model; returns the manifest of this save.
+    """Saves the rows of all servers and the rest of the model. Returns the manifest of this save.
 
-    The checkpoint is complete or not there.
+    A failed save leaves no partial checkpoint.
     """
     found = rest()
     return save_servers(
@@ -129,7 +132,10 @@ def save_on_servers(
 def load_on_servers(
     model: nn.Module, folder: Path, servers: ServerGroup, *, reroute: bool
 ) -> LoadResult:
-    """Every server takes the rows it owns, however many saved them, or whatever ranks did."""
+    """Loads rows into servers: every server takes the rows it owns.
+
+    The number of servers or ranks that saved the rows may differ.
+    """
     load_servers(servers.shards, folder, router=routers_of(model, servers.count), reroute=reroute)
     live = {table.name: table.also for table in servers.config.configs}
     chain = Chain.read(folder).as_live(live)
@@ -151,14 +157,14 @@ def _sizes(servers: ServerGroup) -> list[int]:
 
 
 class Stateful(Protocol):
-    """What can be saved beside a model: a scheduler, a data source, metrics."""
+    """An object that can be saved with a model, such as a scheduler, a data source or metrics."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers, strings, None; lists, tuples and dicts of them."""
+        """Returns tensors, numbers, strings and None, or lists, tuples and dicts of these."""
         ...
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Takes what `state_dict` gave."""
+        """Restores a state that `state_dict` returned."""
         ...
 
 
@@ -172,14 +178,15 @@ def save(
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> CheckpointManifest:
-    """Saves rows, dense weights and the optimizer's state into a folder, whole or not at all.
+    """Saves rows, dense weights and the optimizer state into a folder, completely or not at all.
 
-    `extras` are other objects with a state, by name. `metadata` is anything that JSON holds, given
-    back by `load`. What an earlier save left in the folder counts until this one is complete.
+    `extras` are other objects with a state, by name. `metadata` is any JSON value by name; `load`
+    returns it. An earlier save in the same folder remains valid until this one is complete.
 
-    Of a distributed model every rank calls it, with one folder that all see: each writes the rows
-    it owns, rank 0 the rest, the states of its own optimizer and extras. Of a model on servers one
-    process calls it, and every server writes its rows into the folder, which must be theirs, too.
+    All ranks of a distributed model call `save` with one folder that all can reach. Each rank
+    writes the rows it owns. Rank 0 also writes the dense weights and the states of its own
+    optimizer and extras. For a model on servers, one process calls `save`, and every server writes
+    its rows into the folder, which the servers must be able to reach.
 
     >>> import tempfile, hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -212,15 +219,15 @@ def load(
     reroute: bool = False,
     trusted: bool = False,
 ) -> LoadResult:
-    """Loads what `save` wrote; nothing of the model changes before every byte was proved.
+    """Loads a checkpoint that `save` wrote. Verifies every byte of it before the model changes.
 
-    What was saved and is not asked for stays where it is: a model alone can be loaded from the
-    checkpoint of a training run. A table that was saved under another `dist_type` is refused,
-    unless `reroute` is set: its rows then go by the new rule. Of a distributed model every rank
-    calls it and takes the rows it owns, however many ranks saved it.
+    Saved state that is not requested is ignored: the model alone can be loaded from the checkpoint
+    of a training run. A table that was saved with another `dist_type` is refused unless `reroute`
+    is set; its rows are then routed by the new rule. All ranks of a distributed model call `load`.
+    Each takes the rows it owns, and the number of ranks that saved may differ.
 
-    Nothing in a checkpoint is executed. Those of version 0.1 hold their dense part in a form that
-    runs code when it is read: they are refused, unless `trusted` says that you know who wrote them.
+    Loading executes no code from a checkpoint. The dense part of a checkpoint of version 0.1 can
+    run code when it is read, so such a checkpoint is refused unless `trusted` is set.
     """
     ranks, servers = ranks_of(model), servers_of(model)
     every = _stateful_parts(optimizer, extras)
@@ -232,7 +239,7 @@ def load(
         job.weights_take()
         return loaded
     brought = ranks.together("the load", job.bring)
-    job.rows.prove(brought)  # the same answer on every rank
+    job.rows.prove(brought)  # all ranks get the same result
     ranks.together("the load", job.others_take)
     return job.finish()
 
@@ -240,7 +247,7 @@ def load(
 def _model_state(
     model: nn.Module, every: Mapping[str, Stateful], metadata: Mapping[str, Any] | None
 ) -> ModelState:
-    """All of a model but the rows; tensors go into the dense part, the others into the manifest."""
+    """Returns everything of a model except rows: dense tensors, and metadata for the manifest."""
     tensors: dict[str, Tensor] = {}
     objects: dict[str, Any] = {}
     for name, value in dense_state(model).items():
@@ -265,7 +272,7 @@ def _taken_apart(name: str, state: object, tensors: dict[str, Tensor]) -> Any:
 
 
 class _ModelLoad:
-    """One rank's part of a load; nothing of the model changes before `others_take`."""
+    """One rank's part of a load. The model does not change before `others_take`."""
 
     def __init__(
         self,
@@ -281,10 +288,10 @@ class _ModelLoad:
         self._ranks, self._reroute, self._trusted = ranks, reroute, trusted
 
     def bring(self) -> dict[str, int]:
-        """Reads and checks all of it; how many rows of each table are this rank's."""
+        """Reads and checks everything. Returns how many rows of each table this rank takes."""
         folder, ranks = self._folder, self._ranks
         self._check_about()
-        self.rows = LoadJob(  # before the dense part: it knows whether the owner rules fit
+        self.rows = LoadJob(  # before the dense part: it checks whether the routing rules match
             folder,
             tables_of(self._model).values(),
             router=routers_of(self._model, ranks.count),
@@ -296,7 +303,7 @@ class _ModelLoad:
         return self.rows.bring()
 
     def read_rest(self) -> None:
-        """Reads and checks all but the rows."""
+        """Reads and checks everything except the rows."""
         self._check_about()
         self._read_state()
 
@@ -306,7 +313,7 @@ class _ModelLoad:
         self._saved = CheckpointedModel.of(self._folder, read_manifest(self._folder), wanted)
 
     def _read_state(self) -> None:
-        """The tensors of the model and of what was asked for."""
+        """Reads the model's dense tensors and other state, and the requested extras."""
         live = dense_state(self._model)
         tensors = {MODEL + name: value for name, value in live.items() if isinstance(value, Tensor)}
         saved = self._saved.open(tensors)
@@ -325,7 +332,7 @@ class _ModelLoad:
         return put_together(where, plain, lambda number: saved(f"{name}.{number}"))
 
     def others_take(self) -> None:
-        """Optimizer and extras come first, since they may refuse, and hold no rows."""
+        """Restores the optimizer and the extras. They come first, since they may raise an error."""
         for name, value in self._wanted.items():
             self._give(name, value, self._others[name])
 
@@ -334,19 +341,19 @@ class _ModelLoad:
             to.load_state_dict(state)
         except HedgerowError:
             raise
-        except Exception as error:  # it is another's, and the state may be anyone's
+        except Exception as error:  # the object and the state may be of any kind
             raise CheckpointError(
-                f"{self._folder}: the state of {name} does not fit the one that is here: {error!r}"
+                f"{self._folder}: the saved state of {name} does not fit this one: {error!r}"
             ) from error
 
     def finish(self) -> LoadResult:
-        """Rows and weights."""
+        """Moves rows into the tables, then restores the dense weights."""
         loaded = self.rows.finish()
         self.weights_take()
         return loaded
 
     def weights_take(self) -> None:
-        """The dense part, and how many updates there were."""
+        """Restores the dense part and the count of updates of each module."""
         with dense_only(self._model) as model:
             self._give("the model", model, self._state)
         for one, step in zip(collections_of(self._model), self._saved.updates, strict=True):
