@@ -35,9 +35,7 @@ class BatchKeys:
 
     @staticmethod
     def of(keys: FeatureKeys, found: Lookup) -> tuple[Outputs, BatchKeys]:
-        """Returns the outputs, and a record with the lookup without its rows, which no update
-        needs.
-        """
+        """Returns the outputs, and a record that holds the lookup without its rows."""
         return keys.rows(found), BatchKeys(keys, replace(found, rows=found.rows[:0].clone()))
 
     @property

@@ -230,9 +230,7 @@ def workers_of(model: nn.Module) -> RankGroup:
 
 
 def _where(collections: Sequence[EmbeddingModule]) -> torch.device:
-    """Returns the device that has the rows of all modules. Raises `StateError` if there are
-    several.
-    """
+    """Returns the device that has the rows of all modules. Raises if there are several devices."""
     found = {one.store.device for one in collections}
     if len(found) > 1:
         raise StateError(
@@ -278,7 +276,7 @@ def _check(
     ranks: RankGroup,
     settings: dict[str, str],
 ) -> None:
-    """Raises unless settings and model are the same on every rank, and the model is new and empty."""
+    """Raises unless settings and model are the same on all ranks and the model has no rows."""
 
     def describe() -> dict[str, str]:
         if any(one.ranks.count > 1 for one in collections):

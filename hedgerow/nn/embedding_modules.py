@@ -255,7 +255,7 @@ class EmbeddingModule(nn.Module):
         self._anchor.requires_grad_(mode)
 
     def _collect(self, read: ReadRecord, grads: Sequence[Tensor | None]) -> None:
-        """Takes the gradients of a read from autograd, unless the rows were frozen since the read."""
+        """Takes the gradients of a read from autograd, unless rows were frozen since the read."""
         if not self._anchor.requires_grad:
             return
         if self._still:
@@ -290,7 +290,7 @@ class EmbeddingModule(nn.Module):
         return self.store.row_counts()
 
     def table_stats(self) -> dict[str, TableStats]:
-        """Returns rows, bytes, load and counters of each table, of this process or of all servers."""
+        """Returns rows, bytes, load and counters of each table, in this process or all servers."""
         return self.store.stats_by_table()
 
     def place(
@@ -380,7 +380,7 @@ class EmbeddingModule(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Generator[tuple[str, nn.Module], None, None]:
-        """As `nn.Module.named_modules`. `parameters()` calls it, so it notifies `PenaltyWatcher`."""
+        """As `nn.Module.named_modules`, which `parameters()` calls. Notifies `PenaltyWatcher`."""
         if not torch.compiler.is_compiling():
             self._penalties.asked(self._trained_rows)
         return super().named_modules(memo, prefix, remove_duplicate)

@@ -55,9 +55,7 @@ class Evictions:
         return bool(self._tables)
 
     def __call__(self, before_s: int, now_s: int) -> None:
-        """Runs the rules that are due after an update at `now_s`. The update before was at
-        `before_s`.
-        """
+        """Runs the rules that are due after an update at `now_s`, the last being at `before_s`."""
         for table in self._tables:
             rule = table.config.evict
             rows = self._share(rule.rows) if isinstance(rule, Lru | Lfu) else None

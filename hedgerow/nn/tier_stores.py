@@ -65,7 +65,7 @@ def planned_tiers(line: Placed) -> Tiers:
     """Returns the number of rows in the fast tier of a planned table, and of slots for them.
 
     >>> from ..planner.plan import Forecast
-    >>> from ..planner.problem.variant import Variant
+    >>> from ..planner.problem.options import Variant
     >>> line = Placed(name="item", variant=Variant(Mode.HYBRID, "0.1"), dist_type="roundrobin",
     ...     rows_per_rank=1000, row_bytes=64, hbm_bytes=0, ddr_bytes=0, forecast=Forecast(0.5, 0.0))
     >>> planned_tiers(line)

@@ -36,7 +36,7 @@ class TrainedRows:
 
 @dataclass(slots=True, eq=False)
 class _WatchedOptimizer:
-    """An optimizer in its first steps: its parameters' gradients, and the rows trained with them."""
+    """An optimizer in its first steps: gradients of its parameters, and rows trained with them."""
 
     rows_of: Callable[[int], list[TrainedRows]]
     steps_left: int = _STEPS
