@@ -44,7 +44,7 @@ def check_pooled(owner: str, tables: Sequence[Table]) -> None:
     for table in tables:
         if isinstance(table.pooling, tuple) or table.pooling == "none":
             raise ConfigError(
-                f"{owner} needs one vector a sample; Table({table.name!r}).pooling is "
+                f"{owner} needs one vector per sample; Table({table.name!r}).pooling is "
                 f"{table.pooling!r}. Use sum, mean, sqrtn or max."
             )
 

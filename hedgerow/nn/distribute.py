@@ -72,7 +72,7 @@ def _check_movable(model: nn.Module, collections: Sequence[EmbeddingModule]) -> 
             raise StateError("the model is distributed already; call hr.distribute once.")
         if not isinstance(one.store, HostTables):
             raise StateError(
-                "the model has tables on a device or in two tiers, and servers hold rows in their "
+                "the model has tables on a device or in two tiers, but servers hold rows in their "
                 "own memory; distribute it before model.to('cuda'), and without keep_on_disk."
             )
     for name, table in tables_of(model).items():
@@ -186,8 +186,8 @@ def _follow(model: nn.Module, plan: PlanLike | None, ranks: RankGroup) -> None:
 def _no_plan(plan: PlanLike | None) -> None:
     if plan is not None:
         raise ConfigError(
-            "distribute has a plan, and servers; a plan is of tables in the processes of the job: "
-            "leave one of them out."
+            "distribute was given a plan and servers, but a plan applies to tables in the "
+            "processes of the job. Leave one of them out."
         )
 
 
@@ -234,7 +234,7 @@ def _where(collections: Sequence[EmbeddingModule]) -> torch.device:
     found = {one.store.device for one in collections}
     if len(found) > 1:
         raise StateError(
-            f"the model has tables on {', '.join(sorted(map(str, found)))}; bring all of them to "
+            f"the model has tables on {', '.join(sorted(map(str, found)))}; move all of them to "
             f"one device with model.to(...)."
         )
     return found.pop()
@@ -296,5 +296,5 @@ def _check(
                 raise ConfigError(
                     f"{name}: {words.get(name, 'nothing')} on rank {rank} and "
                     f"{told[0].get(name, 'nothing')} on rank 0. Build the same model on every "
-                    f"rank, and distribute it alike."
+                    f"rank, and distribute it with the same arguments."
                 )

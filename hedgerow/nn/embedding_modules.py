@@ -78,8 +78,8 @@ class NoBackward(torch.autograd.Function):
 def refuse(what: str) -> NoReturn:
     """Raises `StateError`: the model is read-only. `what` names the refused operation."""
     raise StateError(
-        f"{what} a frozen model, which is read-only; use the model that hr.freeze was given: it "
-        f"shares rows and weights, and trains on."
+        f"{what} a frozen model, which is read-only; use the model that was passed to hr.freeze: "
+        f"it shares the rows and weights, and can be trained."
     )
 
 

@@ -67,8 +67,8 @@ def _store(name: str, tables: Sequence[str], dims: Sequence[int]) -> ReadableRow
     if not isinstance(store, ReadableRows):
         raise StateError(
             f"an exported program reads the store {name!r}, which is not in this process (any "
-            f"more). Keep the model it came from alive, or build it again, load its rows with "
-            f"hr.load, and hr.freeze it: that brings the store back under its name."
+            f"more). Keep a reference to the frozen model, or build it again, load its rows with "
+            f"hr.load, and hr.freeze it: this registers the store under its name."
         )
     for table, dim in zip(tables, dims, strict=True):
         if table not in store.names:
@@ -242,6 +242,6 @@ def _shape(number: int, given: Any, samples: Any) -> Any:
     if not isinstance(given, IdBatch):
         return None
     if not given.names:
-        raise InputError(f"input {number} is an IdBatch without features; give one of real use.")
+        raise InputError(f"input {number} is an IdBatch without features; pass a real batch.")
     ids = torch.export.Dim(f"ids{number}")
     return [{0: ids}, {1: samples}, None if given.weights is None else {0: ids}]

@@ -129,8 +129,8 @@ def _check_buildable(table: Placed) -> None:
     """Raises `NotSupportedError` for a table that is kept whole on one rank."""
     if table.sharding != "row_wise":
         raise NotSupportedError(
-            f"table {table.name!r} is {table.sharding} in the plan, but every table is spread over "
-            f"all ranks so far. Plan without whole tables."
+            f"table {table.name!r} is {table.sharding} in the plan, but tables can only be spread "
+            f"over all ranks so far. Plan without tables that are whole on one rank."
         )
 
 
@@ -161,7 +161,7 @@ def place_as_planned(model: nn.Module, plan: Plan) -> None:
     else:
         logging.getLogger("hedgerow").warning(
             "the plan has tables in two tiers, and torch sees no GPU here: their fast tiers are in "
-            "host memory. Nothing is faster for it."
+            "host memory. This makes no training faster."
         )
     for one in collections_of(model):
         _place(one, placed, device)
@@ -186,7 +186,7 @@ def job_device() -> torch.device:
     device = get_device(rank_info())
     if device.type != "cuda":
         raise NotSupportedError(
-            "tables in HBM were asked for, and torch sees no GPU here: plan without cards "
-            "(--hbm 0), or start the job where there is one."
+            "the plan has tables in HBM, but torch sees no GPU here: plan without GPUs "
+            "(--hbm 0), or start the job on a machine that has one."
         )
     return device

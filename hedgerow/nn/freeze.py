@@ -207,7 +207,7 @@ def _frozen(module: EmbeddingModule, name: str) -> FrozenRows:
     form = _FORMS.get(type(module))
     if form is None:
         raise NotSupportedError(
-            f"freeze of a {type(module).__name__}, a class of its own; hr.EmbeddingBags and "
+            f"freeze of a {type(module).__name__}, a subclass; only hr.EmbeddingBags and "
             f"hr.Embeddings can be frozen: hold one of them instead of deriving from it."
         )
     return form(module, name)

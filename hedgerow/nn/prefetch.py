@@ -74,8 +74,9 @@ class _PrefetchedBatch(Generic[B]):
 class PrefetchedBatches(Generic[B]):
     """Batches whose rows are looked up in advance. Single-owner.
 
-    Iterate over it once, or call `close`. While it is open, all reads of the model run in its
-    thread, so that the reads of a group of ranks keep their order.
+    Iterate over it once, or call `close`. While it is open, reads of the model run in its thread,
+    apart from reads through caches on a device. The reads of a group of ranks thus keep their
+    order.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class PrefetchedBatches(Generic[B]):
     ) -> None:
         for one in collections:
             if one.ahead is not None:
-                raise StateError("the model reads ahead for other batches; close that first.")
+                raise StateError("the model prefetches other batches; close that prefetch first.")
         self._collections = collections
         self._calls: list[_Call] = []  # of the model on the batch that was taken last
         self._here: _PrefetchedBatch[B] | None = None

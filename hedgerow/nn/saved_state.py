@@ -140,7 +140,7 @@ class DenseFile:
         if not isinstance(types, dict) or not all(
             isinstance(word, str) and word in _AS_BYTES for word in types.values()
         ):
-            raise CheckpointError(f"{self._path} names types of tensors that are none: {types!r}.")
+            raise CheckpointError(f"{self._path} names unknown types of tensors: {types!r}.")
         return {name: _AS_BYTES[word] for name, word in types.items()}
 
     def _parsed(self, read: Callable[[], Any]) -> Any:
@@ -151,7 +151,7 @@ class DenseFile:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"{self._path} is no readable safetensors file: {error}."
+                f"{self._path} is not a readable safetensors file: {error}."
             ) from error
 
 
@@ -159,7 +159,7 @@ def _typed(found: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns bytes as a tensor of `dtype`."""
     if found.dtype != torch.uint8 or not found.shape or found.shape[-1] != dtype.itemsize:
         raise CheckpointError(
-            f"bytes of shape {tuple(found.shape)} and type {found.dtype} are no {dtype}"
+            f"bytes of shape {tuple(found.shape)} and type {found.dtype} cannot be read as {dtype}"
         )
     return found.reshape(-1).view(dtype).reshape(found.shape[:-1])
 
@@ -180,7 +180,7 @@ def check_shapes(
 def check_folder(folder: Path, files: Mapping[str, str]) -> None:
     """Raises `CheckpointError` unless the folder holds just these files with these checksums."""
     if folder.is_symlink() or not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder; the manifest names one.")
+        raise CheckpointError(f"{folder} is not a folder; the manifest names one.")
     paths = sorted(folder.iterdir())
     for path in paths:
         check_plain(path)
@@ -261,8 +261,8 @@ class CheckpointedModel:
             )
         if len(updates) != wanted.modules:
             raise CheckpointError(
-                f"{folder} is of a model with {len(updates)} modules of tables; this one has "
-                f"{wanted.modules}."
+                f"{folder} was saved from a model with {len(updates)} modules that have tables; "
+                f"this model has {wanted.modules}."
             )
         extras = _field(folder, about, "extras", dict)
         for name in wanted.extras:
@@ -307,8 +307,8 @@ def _check_old(folder: Path, manifest: CheckpointManifest, *, trusted: bool) -> 
     if name is None:
         raise CheckpointError(
             f"{folder}: metadata.dense is {manifest.metadata.get('dense')!r}; it must be "
-            f"{DENSE!r} beside a blob of that name, or the name of a folder as version 0.1 wrote "
-            f"them: dense- and 12 hexadecimal digits."
+            f"{DENSE!r} with a blob of that name, or a folder that version 0.1 wrote, named "
+            f"dense- and 12 hexadecimal digits."
         )
     if not trusted:
         raise CheckpointError(
@@ -417,4 +417,4 @@ def _whole(name: str, plain: Any, tensor: Callable[[int], Tensor]) -> Any:
 def _damaged(name: str, plain: Any) -> NoReturn:
     shown = repr(plain)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    raise CheckpointError(f"{name} has {shown}, which is no state; the checkpoint is damaged.")
+    raise CheckpointError(f"{name} has {shown}, which is not a state; the checkpoint is damaged.")

@@ -343,7 +343,7 @@ class _ModelLoad:
             raise
         except Exception as error:  # the object and the state may be of any kind
             raise CheckpointError(
-                f"{self._folder}: the saved state of {name} does not fit this one: {error!r}"
+                f"{self._folder}: the state of {name} does not fit the live one: {error!r}"
             ) from error
 
     def finish(self) -> LoadResult:

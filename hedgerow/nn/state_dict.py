@@ -85,7 +85,7 @@ def _read_rows(module: EmbeddingModule, packed: object) -> PackedRows:
     found = PackedRows.of(packed)
     step = found.about.get("step")
     if type(step) is not int or not 0 <= step < 2**63:
-        raise CheckpointError(f"the rows of a state dict tell of {step!r} updates; damaged.")
+        raise CheckpointError(f"the rows of a state dict have {step!r} updates; they are damaged.")
     return found
 
 
@@ -144,9 +144,8 @@ def _check_here(module: EmbeddingModule, what: str) -> None:
         where = f"spread over {module.ranks.count} ranks"
     if where:
         raise NotSupportedError(
-            f"{what} a model whose rows are {where}: it would hold those of one process, and lose "
-            f"the others. {_SAVE}, called by every rank; model.named_parameters() are the dense "
-            f"weights."
+            f"{what} a model whose rows are {where}: it would contain the rows of one process "
+            f"only. {_SAVE}, called by every rank; model.named_parameters() are the dense weights."
         )
 
 

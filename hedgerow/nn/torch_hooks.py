@@ -145,8 +145,8 @@ def _warn_of_optimizer(optimizer: Optimizer, watched: _WatchedOptimizer) -> bool
         found = True
         _warn(
             f"weight_decay={max(decays):g} of torch.optim.{type(optimizer).__name__} leaves out "
-            f"the rows of {', '.join(undecayed)}: rows are no Parameters. Give their optimizer one "
-            f"of its own, as hr.Adagrad(lr=0.1, weight_decay=1e-5), or ignore RowsLeftOutWarning."
+            f"the rows of {', '.join(undecayed)}: rows are not Parameters. Give their optimizer a "
+            f"weight_decay, as hr.Adagrad(lr=0.1, weight_decay=1e-5), or ignore RowsLeftOutWarning."
         )
     if unchanged and watched.changed():
         found = True
@@ -193,7 +193,7 @@ class PenaltyWatcher:
         self.reads, self.steps_left = False, 0
         warnings.warn(
             f"parameters() was read between a forward and its backward, as for a penalty in the "
-            f"loss; the rows of {', '.join(undecayed)} have no part in it: rows are no Parameters. "
+            f"loss; the rows of {', '.join(undecayed)} are not part of it: they are no Parameters. "
             f"Give their optimizer a weight_decay, as hr.Adagrad(lr=0.1, weight_decay=1e-5), or "
             f"ignore RowsLeftOutWarning.",
             RowsLeftOutWarning,

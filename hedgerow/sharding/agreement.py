@@ -77,8 +77,8 @@ class RankGroup:
 
     def _left_alone(self, error: Exception) -> ExchangeError:
         return ExchangeError(
-            f"rank {self.rank} of {self.count} was left alone: {error} A rank has stopped, made "
-            f"another call, or came later than the group's timeout; its own log tells which."
+            f"rank {self.rank} of {self.count} got no answer: {error} Another rank has stopped, "
+            f"made another call, or exceeded the group's timeout; its own log shows which."
         )
 
 

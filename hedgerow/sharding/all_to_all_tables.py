@@ -219,7 +219,7 @@ class AllToAllTables(DistributedStore):
     def _check(self) -> None:
         if len(self.routers) != len(self.local.names):
             raise ConfigError(
-                f"{len(self.routers)} routers for {len(self.local.names)} tables; give one a table."
+                f"{len(self.routers)} routers for {len(self.local.names)} tables; give one each."
             )
         for name, router in zip(self.local.names, self.routers, strict=True):
             if router.shards != self.exchange.ranks:
@@ -314,7 +314,7 @@ class AllToAllTables(DistributedStore):
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
         """Raises: whole rows are read from their owners, with `table(k).entries(ids)`."""
-        raise InputError("entries over several ranks; ask an owner: tables.table(k).entries(ids).")
+        raise InputError("entries of several ranks; call tables.table(k).entries(ids) at an owner.")
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """Yields all rows of the own shard in slices. With several tables, use `table(k)`."""

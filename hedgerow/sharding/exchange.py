@@ -69,7 +69,9 @@ class Exchange:
         checks.tensor("counts", counts, torch.int64, (None,), device=None)
         each, rest = divmod(len(counts), self.ranks)
         if rest:
-            raise InputError(f"{len(counts)} counts for {self.ranks} ranks; give each as many.")
+            raise InputError(
+                f"{len(counts)} counts for {self.ranks} ranks; give all the same number."
+            )
         sizes = [each] * self.ranks
         return self._start("counts", counts, sizes, sizes).wait()
 
@@ -140,7 +142,7 @@ class Exchange:
             if len(sizes) != self.ranks or min(sizes) < 0:
                 raise InputError(
                     f"sizes {list(sizes)} of {what} for {self.ranks} ranks; give one of at least 0 "
-                    f"a rank."
+                    f"per rank."
                 )
         leaving, coming, own = sum(send), sum(receive), send[self.rank]
         if leaving != len(values):
@@ -199,8 +201,8 @@ class Exchange:
     def _failed(self, what: str, error: Exception) -> ExchangeError:
         return ExchangeError(
             f"the exchange of {what} failed on rank {self.rank} of {self.ranks}: {error} A rank "
-            f"has stopped, made another call, or came later than the group's timeout; its own log "
-            f"tells which. Start all ranks again from the last checkpoint."
+            f"has stopped, made another call, or exceeded the group's timeout; its own log shows "
+            f"which. Start all ranks again from the last checkpoint."
         )
 
 

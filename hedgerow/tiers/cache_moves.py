@@ -209,8 +209,8 @@ class WriteLog:
     def begin(self, since: int = 0) -> LogReader:
         """Starts to log for a reader.
 
-        If a reader needs only rows that were not cached at the time `since`, rows that were last
-        used before `since` are not logged for it.
+        A reader that needs only rows that were not cached at the time `since` needs no entries for
+        rows that were last used before `since`.
         """
         reader = LogReader(self._era, since)
         self.readers.add(reader)
@@ -369,10 +369,10 @@ class CacheMoves:
         """Raises if a step has more distinct ids than the cache has rows."""
         if len(distinct) > self.resident.rows and not self.allow_small:
             raise CacheTooSmallError(
-                f"table {self.pair.config.name!r}: a step of {len(distinct)} distinct keys, and "
-                f"the cache has {self.resident.rows} places. Make the cache larger, the batch "
-                f"smaller, or ask for it with allow_small=True: what does not fit then goes to the "
-                f"slow store each time."
+                f"table {self.pair.config.name!r}: a step has {len(distinct)} distinct keys, but "
+                f"the cache holds at most {self.resident.rows} rows. Make the cache larger or the "
+                f"batch smaller, or set allow_small=True: rows that do not fit are then read and "
+                f"written in the slow store each time."
             )
 
     def fetch(self, distinct: Ids, known: MovingRows | None = None) -> None:
@@ -402,9 +402,10 @@ class CacheMoves:
         room = self.resident.unpinned(hits)
         if len(missing) > room and not self.allow_small:
             raise CacheTooSmallError(
-                f"table {self.pair.config.name!r}: {len(missing)} rows must come to the cache, and "
-                f"{room} of its {self.resident.rows} places are not held by this step or by "
-                f"prefetched batches. Release batches, prefetch fewer, or make the cache larger."
+                f"table {self.pair.config.name!r}: {len(missing)} rows must be fetched into the "
+                f"cache, but of its {self.resident.rows} rows only {room} are not held by this "
+                f"step or by prefetched batches. Release batches, prefetch fewer, or make the "
+                f"cache larger."
             )
         return min(room, len(missing))
 

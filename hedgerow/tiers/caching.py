@@ -213,8 +213,9 @@ class CachingTable:
         if too_many is not None:
             raise CacheTooSmallError(
                 f"table {self.config.name!r}: prefetched batches that are not released and this "
-                f"one have {too_many} distinct keys, and the cache has {self.resident.rows} "
-                f"places. Prefetch fewer batches, release them in time, or make the cache larger."
+                f"one have {too_many} distinct keys, but the cache holds at most "
+                f"{self.resident.rows} rows. Prefetch fewer batches, release them earlier, or make "
+                f"the cache larger."
             )
         return batch
 

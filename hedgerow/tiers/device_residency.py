@@ -133,7 +133,7 @@ class DeviceCacheMap(DeviceResidencyMap):
         self.moved: Int64[Tensor, "2"] = torch.zeros(2, dtype=torch.int64, device=table.device)
         self.pins: Int32[Tensor, "slots"] = self.used[:0]  # made with the first pin
         self._stay: Int32[Tensor, "slots"] = self.used[:0]  # made with the first pin
-        self._numbers = False  # whether they were made
+        self._numbers = False  # whether `pins` and `_stay` were made
         self._held = self._stays = self._came_since = 0
         self._told, self._telling = (0, 0), Lock()
 
@@ -144,9 +144,7 @@ class DeviceCacheMap(DeviceResidencyMap):
         return self.lacks(ids) <= 0 or len(self) + ids <= self.rows
 
     def lacks(self, ids: int) -> int:
-        """Returns an upper bound of the rows that must leave before `ids` more fit, without
-        waiting.
-        """
+        """Returns an upper bound of the rows that must leave before `ids` more fit."""
         return self._ids + ids - self.rows
 
     def uncounted(self) -> None:

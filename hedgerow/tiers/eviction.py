@@ -319,7 +319,7 @@ class BucketOverflows:
 
     def __init__(self, tables: int) -> None:
         self._ids: list[dict[int, None]] = [{} for _ in range(tables)]
-        self._begin = 0  # the first that is kept of too many
+        self._begin = 0  # offset of the first key that is kept if there are too many
 
     def __bool__(self) -> bool:
         return any(self._ids)

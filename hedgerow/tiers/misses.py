@@ -306,7 +306,7 @@ class CachePrefetcher:
     One thread adds batches. Owns a lock for requests and lookups, which other threads also make.
     The caller never waits. `ask` makes the device list the misses of a batch, and marks its
     resident rows as used so that they are rarely evicted. Once the list is on the host, `go_on`
-    starts a thread that reads the rows and copies them to the device. Both use their own stream. A
+    starts a thread that reads the rows and copies them to the device. Both use a separate stream. A
     prefetch is a hint: the lookup of the batch checks which rows have been fetched or evicted in
     between.
     """

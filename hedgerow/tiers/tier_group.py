@@ -367,7 +367,7 @@ class MissHandler:
         self.clock.now += 1
         return self.clock.now
 
-    # ---- rows come
+    # ---- rows are fetched
 
     def fetch_prefetched(self, batch: Int64[Tensor, "all"]) -> None:
         """Moves the rows of a prefetched batch, which is looked up now, into the caches."""

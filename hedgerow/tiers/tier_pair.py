@@ -451,8 +451,8 @@ def total(*done: Applied) -> Applied:
 def not_copied(name: str) -> TypeError:
     """Returns the error of pickling or copying a table in two tiers."""
     return TypeError(
-        f"table {name!r} cannot be pickled or copied; hr.save keeps a model, model.state_dict() "
-        f"its rows, too; scan() and restore() move the rows of a table."
+        f"table {name!r} cannot be pickled or copied; save a model with hr.save or "
+        f"model.state_dict(), and copy the rows of a table with scan() and restore()."
     )
 
 
@@ -461,13 +461,13 @@ def _check_configs(fast: TableConfig, slow: TableConfig) -> None:
     same = replace(fast, admit=slow.admit, initial_capacity=slow.initial_capacity)
     if same != slow:
         raise ConfigError(
-            f"the stores of table {slow.name!r} differ in their configs; make both of one config, "
-            f"the fast one with admit=None."
+            f"the stores of table {slow.name!r} differ in their configs; make both with the same "
+            f"config, the fast store with admit=None."
         )
     if fast.admit is not None:
         raise ConfigError(
-            f"the fast store of table {slow.name!r} has an admission rule; rows are born in the "
-            f"slow one, so make the fast one's config with admit=None."
+            f"the fast store of table {slow.name!r} has an admission rule, but rows are inserted "
+            f"in the slow store. Make the config of the fast store with admit=None."
         )
     refused: list[tuple[str, Callable[[], bool]]] = [
         ("it is a serving table", lambda: slow.serving),
@@ -476,7 +476,7 @@ def _check_configs(fast: TableConfig, slow: TableConfig) -> None:
     wrong = [why for why, holds in refused if holds()]
     if wrong:
         raise ConfigError(
-            f"table {slow.name!r} cannot live in two tiers: {', '.join(wrong)}. Use one store."
+            f"table {slow.name!r} cannot be in two tiers: {', '.join(wrong)}. Use one store."
         )
 
 

@@ -224,8 +224,8 @@ class TierTables(SeveralTables):
     def configs_to_move(self, where: object) -> dict[str, TableConfig]:
         """Raises `StateError`: tables in two tiers cannot move."""
         raise StateError(
-            f"tables of the model lie in two tiers already; they do not move to {where}. Make "
-            f"the model anew, and place it once."
+            f"tables of the model are in two tiers already and do not move to {where}. Create "
+            f"the model again, and place it once."
         )
 
     def moves_to(self, device: torch.device) -> bool:
