@@ -100,27 +100,24 @@ def distribute(
 ) -> nn.Module:
     """Distributes a model over all processes of the job: rows over ranks, dense weights in DDP.
 
-    In a single process without a launcher it returns the model unchanged. Otherwise it joins the
-    other processes of the launcher. Every rank owns the rows that the `dist_type` of their table
-    assigns to it. The ranks make one update together: the gradients of a row are averaged over
-    ranks (`reduce="mean"`, as DDP does for dense weights) or summed, and the owner makes one
-    optimizer step.
+    A single process returns the model unchanged. Otherwise it joins the other processes of the
+    launcher. Every rank owns the rows that the `dist_type` of their table assigns to it. All ranks
+    make one update together: the owner of a row averages its gradients over ranks (`reduce="mean"`,
+    as DDP does for dense weights) or sums them, and makes one optimizer step.
 
     Calls of the model are then collectives, also in eval mode: every rank must make the same calls.
-    Rows and gradients are sent as `wire`: fp32, bf16 or fp16. Without `dedup`, each of several
-    equal ids in a batch is sent separately. Call it before the tables have rows, then call
-    `hr.load`.
+    Rows and gradients are sent as `wire`: fp32, bf16 or fp16. Without `dedup`, equal ids in a batch
+    are sent separately. Call it before the tables have rows, then call `hr.load`.
 
     With `servers`, the addresses of `hedgerow ps` processes in the order of their shards, the
     servers hold the rows. `keys` are those of `hedgerow keys new`. Every process reads and updates
     on its own: each of its updates is one optimizer step (`reduce` has no effect). The dense
-    weights of several processes are still in DDP. By default the servers and keys are those of the
-    launcher (`hedgerow launch --servers`, HEDGEROW_SERVERS).
+    weights are still in DDP. By default the servers and keys are those of the launcher (`hedgerow
+    launch --servers`, HEDGEROW_SERVERS).
 
     A `plan` is a result of `hr.plan`, the path of its file, or "auto". All ranks need the same
     plan, made for these tables and this number of ranks. Each rank logs what it holds. HBM_ONLY
-    tables move to the device of the process, and the dense weights with them, as after
-    `model.to("cuda")`.
+    tables and the dense weights move to the device of the process, as with `model.to("cuda")`.
 
     >>> import hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
