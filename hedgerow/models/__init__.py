@@ -1,7 +1,7 @@
-"""Models to start from and to copy: DLRM, DeepFM, two-tower. The door `hr.models`.
+"""Models to use or to copy: DLRM, DeepFM and two-tower. Users import `hr.models`.
 
-Each is one short file of plain PyTorch, takes tables as users write them, and answers
-`model(dense, ids)` with one logit a sample.
+Each is one short file of plain PyTorch. It takes tables as users write them, and `model(dense,
+ids)` returns one logit per sample.
 """
 
 from __future__ import annotations

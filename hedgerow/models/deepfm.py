@@ -21,12 +21,12 @@ from .layers import common_dim, mlp
 
 
 class DeepFM(nn.Module):
-    """Every id has a bias and a vector, in one row with an optimizer each.
+    """The DeepFM model. Each id has one row with a bias and a vector, each with its own optimizer.
 
     The logit is the sum of the biases, the products of all pairs of features, a linear function of
-    the dense numbers, and what a stack of hidden widths `hidden` makes of vectors and numbers.
-    `bias` is the optimizer of the biases, `init` and `optimizer` are those of the vectors. Other
-    arguments go to `hr.EmbeddingBags`.
+    the dense numbers, and the output of a stack of linear layers over vectors and numbers. `hidden`
+    are the widths of that stack. `bias` is the optimizer of the biases, `init` and `optimizer` are
+    those of the vectors. Other arguments go to `hr.EmbeddingBags`.
 
     >>> import torch, hedgerow as hr
     >>> tables = [hr.Table("user", 8), hr.Table("item", 8, features=["item", "history"])]
@@ -58,12 +58,12 @@ class DeepFM(nn.Module):
     def forward(
         self, dense: Float32[Tensor, "samples columns"], ids: IdBatch
     ) -> Float32[Tensor, "samples"]:
-        """One logit a sample."""
+        """Returns one logit per sample."""
         return self.over(dense, list(self.bags(ids).values()))
 
 
 class FactorizationMachine(nn.Module):
-    """The dense part of DeepFM, which `torch.compile` takes as a whole."""
+    """The dense part of DeepFM, which `torch.compile` can compile as a whole."""
 
     def __init__(self, features: int, dense: int, dim: int, hidden: Sequence[int]) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class FactorizationMachine(nn.Module):
     def forward(
         self, dense: Float32[Tensor, "samples columns"], vectors: list[Tensor]
     ) -> Float32[Tensor, "samples"]:
-        """One logit a sample, from the numbers and one bias and vector a feature."""
+        """Returns one logit per sample, from dense numbers and one bias and vector per feature."""
         v = torch.stack(vectors, dim=1)
         bias, v = v[:, :, 0].sum(1), v[:, :, 1:]
         # (sum v)^2 - sum v^2 is twice the sum of the products of all pairs.
@@ -87,7 +87,7 @@ class FactorizationMachine(nn.Module):
 
 
 def _with_bias(table: Table, init: Initializer, optimizer: Optimizer, bias: Optimizer) -> Table:
-    """The table with a column more, in front: the bias of an id."""
+    """Returns the table with one more column in front: the bias of an id."""
     if table.segments:
         raise ConfigError(
             f"Table({table.name!r}) has segments; DeepFM makes its own: a bias and a vector."

@@ -1,4 +1,4 @@
-"""DLRM: products of all pairs of vectors, one of them made from the dense numbers."""
+"""DLRM: inner products of all pairs of vectors, one of which is computed from the dense numbers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from .layers import PairProducts, common_dim, mlp
 
 
 class DLRM(nn.Module):
-    """Dense numbers pass a bottom stack that ends at the width of the tables; its output, the
-    vectors of all features and the products of every pair go through a top stack to one logit.
+    """The DLRM model.
 
+    A bottom stack of linear layers turns the dense numbers into a vector as wide as the tables'
+    rows. This vector and the products of all pairs of vectors go through a top stack to one logit.
     `bottom` and `top` are hidden widths. Other arguments go to `hr.EmbeddingBags`.
 
     >>> import torch, hedgerow as hr
@@ -48,12 +49,12 @@ class DLRM(nn.Module):
     def forward(
         self, dense: Float32[Tensor, "samples columns"], ids: IdBatch
     ) -> Float32[Tensor, "samples"]:
-        """One logit a sample."""
+        """Returns one logit per sample."""
         return self.over(dense, list(self.bags(ids).values()))
 
 
 class Interaction(nn.Module):
-    """The dense part of DLRM, which `torch.compile` takes as a whole."""
+    """The dense part of DLRM, which `torch.compile` can compile as a whole."""
 
     def __init__(
         self, features: int, dense: int, dim: int, bottom: Sequence[int], top: Sequence[int]
@@ -67,7 +68,7 @@ class Interaction(nn.Module):
     def forward(
         self, dense: Float32[Tensor, "samples columns"], vectors: list[Tensor]
     ) -> Float32[Tensor, "samples"]:
-        """One logit a sample, from the numbers and one vector a feature."""
+        """Returns one logit per sample, from the dense numbers and one vector per feature."""
         x = self.bottom(dense)
         v = torch.stack([x, *vectors], dim=1)
         return self.top(torch.cat([x, self.products(v)], dim=1)).squeeze(1)

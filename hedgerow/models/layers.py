@@ -1,4 +1,4 @@
-"""Layers that the models share: linear stacks, and products of all pairs of vectors."""
+"""Layers that the models share: stacks of linear layers, and products of all pairs of vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..tables.config import Table
 
 
 def mlp(first: int, hidden: Sequence[int], last: int) -> nn.Sequential:
-    """Linear layers of these widths, with ReLU between them and none behind the last.
+    """Returns linear layers of these widths, with a ReLU after each but the last.
 
     >>> [tuple(layer.weight.shape) for layer in mlp(4, (8,), 2) if isinstance(layer, nn.Linear)]
     [(8, 4), (2, 8)]
@@ -31,7 +31,7 @@ def mlp(first: int, hidden: Sequence[int], last: int) -> nn.Sequential:
 
 
 def common_dim(owner: str, tables: Sequence[Table]) -> int:
-    """The one width of all tables; vectors of different widths have no products."""
+    """Returns the dim that all tables share. Raises `ConfigError` if their dims differ."""
     dims = {table.name: table.dim for table in tables}
     if len(set(dims.values())) != 1:
         raise ConfigError(f"{owner} needs tables of one dim; given: {dims}.")
@@ -40,11 +40,11 @@ def common_dim(owner: str, tables: Sequence[Table]) -> int:
 
 
 def check_pooled(owner: str, tables: Sequence[Table]) -> None:
-    """Every feature gives one vector a sample."""
+    """Raises `ConfigError` unless every feature gives one vector per sample."""
     for table in tables:
         if isinstance(table.pooling, tuple) or table.pooling == "none":
             raise ConfigError(
-                f"{owner} needs one vector a sample; Table({table.name!r}).pooling is "
+                f"{owner} needs one vector per sample; Table({table.name!r}).pooling is "
                 f"{table.pooling!r}. Use sum, mean, sqrtn or max."
             )
 
@@ -71,29 +71,29 @@ class PairProducts(nn.Module):
     def forward(
         self, v: Float32[Tensor, "samples vectors dim"]
     ) -> Float32[Tensor, "samples pairs"]:
-        """One number a sample and pair."""
+        """Returns one number per sample and pair."""
         found: Any = _PairProductsFunction.apply(v, self.pairs, self.columns)
         return found
 
 
 class _PairProductsFunction(torch.autograd.Function):
-    """`v @ v.mT`, from which the pairs are taken.
+    """Computes `v @ v.mT` and selects the pairs.
 
-    Autograd would go through both factors: two products of matrices, and a sum of two gradients of
-    which one is transposed. But with G the gradient of all products, each pair standing twice, the
-    gradient of v is G @ v. `columns` says for every place of G which pair stands there; on the
-    diagonal there is none, and a column of zeros is behind the last.
+    Autograd would compute a gradient for each factor: two matrix products and a sum. This backward
+    makes one product. Let G be the gradient of all products, in which each pair occurs twice. The
+    gradient of v is G @ v. `columns` gives the pair of each element of G. Diagonal elements belong
+    to no pair; they refer to a column of zeros after the last pair.
     """
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, pairs: Tensor, columns: Tensor) -> Tensor:
-        """Products of the pairs."""
+        """Returns the products of the pairs."""
         ctx.save_for_backward(v, columns)
         return (v @ v.mT).flatten(1).index_select(1, pairs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """The gradient of the vectors."""
+        """Returns the gradient of the vectors."""
         v, columns = ctx.saved_tensors
         every = nn.functional.pad(grads[0], (0, 1)).index_select(1, columns)
         return every.view(len(v), v.shape[1], v.shape[1]) @ v, None, None

@@ -1,4 +1,4 @@
-"""Two towers: a vector for who asks, a vector for what is offered, their product the logit."""
+"""Two towers that compute a user vector and an item vector, whose product is the logit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from .layers import check_pooled, mlp
 
 
 class TwoTower(nn.Module):
-    """The features named in `items` make the item's vector, all others and the dense numbers the
-    user's. Both have width `dim` and can be computed alone, to search the items by product.
+    """The two-tower model: the logit is the inner product of a user vector and an item vector.
 
-    Other arguments go to `hr.EmbeddingBags`.
+    The item tower reads the features in `items`. The user tower reads all other features and the
+    dense numbers. Both vectors have width `dim`. Each can be computed without the other, to search
+    items by inner product. Other arguments go to `hr.EmbeddingBags`.
 
     >>> import torch, hedgerow as hr
     >>> tables = [hr.Table("user", 8), hr.Table("item", 8, features=["item", "history"])]
@@ -48,7 +49,7 @@ class TwoTower(nn.Module):
         for feature in items:
             if feature not in dims:
                 checks.unknown("feature", feature, dims)
-        self.items = tuple(dict.fromkeys(items))  # one that is named twice counts once
+        self.items = tuple(dict.fromkeys(items))  # a feature that is named twice counts once
         self.users = tuple(feature for feature in dims if feature not in items)
         if not self.items or not self.users:
             raise ConfigError(
@@ -62,7 +63,7 @@ class TwoTower(nn.Module):
     def forward(
         self, dense: Float32[Tensor, "samples columns"], ids: IdBatch
     ) -> Float32[Tensor, "samples"]:
-        """One logit a pair."""
+        """Returns one logit per pair of a user and an item."""
         found = self.bags(ids)
         users = self._users(dense, [found[f] for f in self.users])
         items = self.item_tower(torch.cat([found[f] for f in self.items], dim=1))
@@ -71,11 +72,11 @@ class TwoTower(nn.Module):
     def user_vectors(
         self, dense: Float32[Tensor, "samples columns"], ids: IdBatch
     ) -> Float32[Tensor, "samples dim"]:
-        """The vectors of users alone; `ids` needs no feature of items."""
+        """Returns the vectors of users. `ids` may lack the features of items."""
         return self._users(dense, list(self.bags(ids, self.users).values()))
 
     def item_vectors(self, ids: IdBatch) -> Float32[Tensor, "samples dim"]:
-        """The vectors of items alone; `ids` needs no feature of users."""
+        """Returns the vectors of items. `ids` may lack the features of users."""
         return self.item_tower(torch.cat(list(self.bags(ids, self.items).values()), dim=1))
 
     def _users(self, dense: Tensor, vectors: list[Tensor]) -> Tensor:

@@ -1,3 +1,3 @@
-"""Modules whose rows live in tables: they read in forward and update at the end of backward."""
+"""Modules whose rows are in tables: forward reads the rows, and backward updates them."""
 
 from __future__ import annotations

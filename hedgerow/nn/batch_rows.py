@@ -1,4 +1,4 @@
-"""The rows of a batch: read through autograd, and pooled into vectors."""
+"""Reads the rows of a batch through autograd, and pools them into vectors."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Collect = Callable[[ReadRecord, Sequence[Tensor | None]], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchKeys:
-    """Rows of all ids that a store read: those of each feature are an output.
+    """The record of a read in which the rows of each feature's ids were one output.
 
-    The store itself learns, `at` the lookup, which has no rows any more.
+    `at` is the lookup without its rows. `learner` is None: the store itself makes the update.
     """
 
     keys: FeatureKeys
@@ -35,7 +35,7 @@ class BatchKeys:
 
     @staticmethod
     def of(keys: FeatureKeys, found: Lookup) -> tuple[Outputs, BatchKeys]:
-        """Return the outputs, and the lookup without its rows, which an update does not need."""
+        """Returns the outputs, and a record that holds the lookup without its rows."""
         return keys.rows(found), BatchKeys(keys, replace(found, rows=found.rows[:0].clone()))
 
     @property
@@ -44,25 +44,25 @@ class BatchKeys:
         return self.keys.features
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
-        """The ids of feature `i`."""
+        """Returns the ids of feature `i`."""
         return self.keys.ids_of(i)
 
     def key_gradients(self, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
-        """The gradient of each id of feature `i`: what came."""
+        """Returns the gradient of each id of feature `i`: the gradient of its output."""
         del i
         return grad.float()
 
 
 class CollectGradients(torch.autograd.Function):
-    """Outputs whose gradients are collected instead of flowing on.
+    """Returns tensors whose gradients are collected and not passed on.
 
-    The anchor is an empty tensor that requires a gradient: without an input that does, autograd
-    would not come back here. It is no Parameter, so optimizers and DDP never see it.
+    The anchor is an empty tensor that requires a gradient. Without such an input, autograd would
+    not call this backward. The anchor is not a Parameter, so optimizers and DDP never see it.
     """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, make: ReadOutputs, collect: Collect) -> Outputs:
-        """What `make` reads."""
+        """Returns the outputs of `make`."""
         del anchor
         ctx.set_materialize_grads(False)
         outputs, ctx.read = make()
@@ -71,7 +71,7 @@ class CollectGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
-        """Hands the gradients over."""
+        """Passes the gradients to `collect`."""
         if torch.is_grad_enabled():  # with create_graph; an update has no gradient of its own
             grads = tuple(None if grad is None else grad.detach() for grad in grads)
         ctx.collect(ctx.read, grads)
@@ -84,9 +84,9 @@ def pool(
     pooling: Pooling,
     weights: Float[Tensor, "n"] | None = None,
 ) -> Tensor:
-    """One vector a bag; of an empty one, zeros. `("first", n)` gives [bags, n, dim].
+    """Returns one vector per bag, and zeros for an empty bag. `("first", n)` gives [bags, n, dim].
 
-    `splits` says where the rows of each bag begin, and the end.
+    `splits` are the offsets at which the rows of each bag begin, and the end of the last bag.
 
     >>> splits, rows = torch.tensor([0, 2, 2, 3]), torch.tensor([[1.0], [3.0], [5.0]])
     >>> pool(splits, rows, "mean").tolist()
@@ -113,34 +113,35 @@ def pool(
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of the rows of each bag, in host memory."""
+    """Sums the rows of each bag, in host memory."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, splits: Tensor) -> Tensor:
-        """One pass over all rows in order."""
+        """Adds up all rows in one pass, in order."""
         ctx.splits, ctx.rows = splits, len(rows)
         places = torch.arange(len(rows), device=rows.device)
         return embedding_bag(places, rows, splits, mode="sum", include_last_offset=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """The gradient of its bag, for each row."""
+        """Returns for each row the gradient of its bag."""
         lengths = ctx.splits.diff()
         return torch.repeat_interleave(grads[0], lengths, dim=0, output_size=ctx.rows), None
 
 
 def _ragged(splits: Tensor, rows: Tensor) -> Ragged:
-    """Bags of values that stand for the rows."""
+    """Returns a ragged tensor with one placeholder value per row."""
     return Ragged.trusted(splits.new_empty(len(rows)), splits)
 
 
 def _largest(
     splits: Int64[Tensor, "bags+1"], rows: Float[Tensor, "n dim"]
 ) -> Float[Tensor, "bags dim"]:
-    """The largest value of each column; equal ones: the first alone gets the gradient.
+    """Returns the largest value of each column of each bag.
 
-    These are the ties of `nn.EmbeddingBag(mode="max")`. `torch.segment_reduce` would divide a
-    gradient among equal values only where it is positive.
+    Of equal values, the first gets the gradient, as in `nn.EmbeddingBag(mode="max")`.
+    `torch.segment_reduce` would divide a gradient among equal values, but only where it is
+    positive.
     """
     if len(splits) == 1:
         return rows.new_empty(0, rows.shape[1])
@@ -149,7 +150,7 @@ def _largest(
 
 
 def pool_features(bags: FeatureBags, rows: Sequence[Tensor]) -> list[Tensor]:
-    """The vectors of every feature, from its rows; "none" leaves them as they are."""
+    """Returns the vectors of every feature, pooled from its rows; with "none", the rows."""
     batch, group, samples = bags.batch, bags.group, bags.batch.samples
     single = batch.weights is None and batch.has_one_id_each()
     pooled = []

@@ -1,4 +1,4 @@
-"""Distributes a model: its rows over ranks or servers, its dense weights over ranks."""
+"""Distributes the rows of a model over ranks or servers, and its dense weights over ranks."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def put_on_servers(
     dedup: bool,
     keys: ClientKeys | Path | str | None,
 ) -> None:
-    """Every module of the model reads and updates rows on `servers` from now on."""
+    """Makes every module of the model read and update rows on `servers` from now on."""
     _check_movable(model, collections)
-    # All servers place the ids of a table by one key; the first client's stays.
+    # All servers use one slot key per table: that of the first client.
     config = MultiConfig.of(
         {
             name: replace(table.config, slot_key=table.slot_key)
@@ -72,7 +72,7 @@ def _check_movable(model: nn.Module, collections: Sequence[EmbeddingModule]) -> 
             raise StateError("the model is distributed already; call hr.distribute once.")
         if not isinstance(one.store, HostTables):
             raise StateError(
-                "the model has tables on a device or in two tiers, and servers hold rows in their "
+                "the model has tables on a device or in two tiers, but servers hold rows in their "
                 "own memory; distribute it before model.to('cuda'), and without keep_on_disk."
             )
     for name, table in tables_of(model).items():
@@ -98,26 +98,26 @@ def distribute(
     keys: ClientKeys | Path | str | None = None,
     plan: PlanLike | None = None,
 ) -> nn.Module:
-    """The model over all processes of the job: rows spread over them, the dense part in DDP.
+    """Distributes a model over all processes of the job: rows over ranks, dense weights in DDP.
 
-    Under plain python it returns the model as it is. Otherwise it joins the launcher's other
-    processes; every rank owns the rows that its tables' `dist_type` says, and what was one update
-    of one process is now one update of all: gradients of a row are averaged over ranks (`reduce`
-    "mean", as DDP does for the dense part) or summed, and make one optimizer step.
+    A single process returns the model unchanged. Otherwise it joins the other processes of the
+    launcher. Every rank owns the rows that the `dist_type` of their table assigns to it. All ranks
+    make one update together: the owner of a row averages its gradients over ranks (`reduce="mean"`,
+    as DDP does for dense weights) or sums them, and makes one optimizer step.
 
-    Calls of the model are then collectives: every rank makes the same ones, in eval, too. Rows and
-    gradients travel as `wire`: fp32, bf16 or fp16. `dedup` off sends equal ids of a batch each for
-    itself. Distribute before rows are there, then `hr.load`.
+    Calls of the model are then collectives, also in eval mode: every rank must make the same calls.
+    Rows and gradients are sent as `wire`: fp32, bf16 or fp16. Without `dedup`, equal ids in a batch
+    are sent separately. Call it before the tables have rows, then call `hr.load`.
 
-    With `servers`, the addresses of `hedgerow ps` processes in the order of their shards, rows live
-    there instead, and `keys` are those of `hedgerow keys new`. Every process reads and updates for
-    itself: an update of one is one optimizer step, whatever others do (`reduce` has no effect). The
-    dense part of several processes is in DDP all the same. Without `servers`, those of a launcher
-    are taken (`hedgerow launch --servers`, HEDGEROW_SERVERS), and its keys unless `keys` is given.
+    With `servers`, the addresses of `hedgerow ps` processes in the order of their shards, the
+    servers hold the rows. `keys` are those of `hedgerow keys new`. Every process reads and updates
+    on its own: each of its updates is one optimizer step (`reduce` has no effect). The dense
+    weights are still in DDP. By default the servers and keys are those of the launcher (`hedgerow
+    launch --servers`, HEDGEROW_SERVERS).
 
-    A `plan` is one of `hr.plan`, the path of its file, or "auto". All ranks must have the same one,
-    made for these tables and so many ranks; each logs what it holds. Its HBM_ONLY tables go to the
-    device of the process, and the weights with them, as after `model.to("cuda")`.
+    A `plan` is a result of `hr.plan`, the path of its file, or "auto". All ranks need the same
+    plan, made for these tables and this number of ranks. Each rank logs what it holds. HBM_ONLY
+    tables and the dense weights move to the device of the process, as with `model.to("cuda")`.
 
     >>> import hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -138,8 +138,8 @@ def distribute(
     ranks = RankGroup(own_group())
     _check(model, collections, ranks, {"reduce": reduce, "wire": wire, "plan": _kind(plan)})
     _follow(model, plan, ranks)
-    # Updates run when a backward ends, reads perhaps ahead in another thread: a group for each, and
-    # none of them DDP's. All groups are made in the same order on every rank.
+    # Updates run at the end of a backward, and `hr.prefetch` may read in another thread. Each has a
+    # group of its own, apart from that of DDP. All ranks make the groups in the same order.
     where = _where(collections)
     reads, updates = (Exchange(own_group(where), wire=wire) for _ in range(2))
     routers = routers_of(model, reads.ranks)
@@ -150,8 +150,11 @@ def distribute(
 
 
 def _share_slot_keys(model: nn.Module, ranks: RankGroup) -> None:
-    """A table has one key on all ranks: what it does on full devices is then the same in every run
-    that sets the key, and a checkpoint has one to save."""
+    """Gives each table the same slot key on all ranks, that of rank 0.
+
+    In every run that sets the key, the same ids then overflow on full devices. A checkpoint has one
+    key to save.
+    """
     own = tables_of(model)
     keys = ranks.tell({name: table.slot_key for name, table in own.items()})[0]
     for name, table in own.items():
@@ -159,7 +162,7 @@ def _share_slot_keys(model: nn.Module, ranks: RankGroup) -> None:
 
 
 def _checked(model: nn.Module, reduce: str, wire: str, dedup: bool) -> list[EmbeddingModule]:
-    """The collections of the model; arguments are fine."""
+    """Returns the modules with tables of the model, after checking the arguments."""
     if not isinstance(model, nn.Module):
         raise DtypeError(f"distribute of a {type(model).__name__}; pass an nn.Module.")
     checks.choice("distribute", "reduce", reduce, ("mean", "sum"))
@@ -180,13 +183,13 @@ def _follow(model: nn.Module, plan: PlanLike | None, ranks: RankGroup) -> None:
 def _no_plan(plan: PlanLike | None) -> None:
     if plan is not None:
         raise ConfigError(
-            "distribute has a plan, and servers; a plan is of tables in the processes of the job: "
-            "leave one of them out."
+            "distribute was given a plan and servers, but a plan applies to tables in the "
+            "processes of the job. Leave one of them out."
         )
 
 
 def _kind(plan: PlanLike | None) -> str:
-    """What ranks must agree on before they read a plan."""
+    """Returns what ranks must agree on before they read a plan."""
     return "none" if plan is None else "auto" if plan == "auto" else "given"
 
 
@@ -198,14 +201,16 @@ def _dense_over_ranks(model: nn.Module) -> nn.Module:
     if _is_alone() or not any(p.requires_grad for p in model.parameters()):
         return model
     start_process_group()
-    # Otherwise it groups gradients anew after its first step, and from three ranks on a sum's last
-    # bits depend on the groups: a resumed run would not have the bits of an unbroken one.
+    # Otherwise DDP regroups gradients after its first step. With three or more ranks the last bits
+    # of a sum depend on the groups, so a resumed run would differ from an uninterrupted one.
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
 def workers_of(model: nn.Module) -> RankGroup:
-    """The processes that train a model in step: the ranks that share its rows, or the job's workers
-    where servers hold them. The first call for a model on servers is a collective of all workers.
+    """Returns the processes that train a model in step.
+
+    These are the ranks that share its rows, or all workers of the job if servers hold the rows. The
+    first call for a model on servers is a collective of all workers.
 
     >>> import hedgerow as hr
     >>> workers_of(hr.EmbeddingBags([hr.Table("user", 2)]))
@@ -222,18 +227,21 @@ def workers_of(model: nn.Module) -> RankGroup:
 
 
 def _where(collections: Sequence[EmbeddingModule]) -> torch.device:
-    """Where the rows of all collections are."""
+    """Returns the device that has the rows of all modules. Raises if there are several devices."""
     found = {one.store.device for one in collections}
     if len(found) > 1:
         raise StateError(
-            f"the model has tables on {', '.join(sorted(map(str, found)))}; bring all of them to "
+            f"the model has tables on {', '.join(sorted(map(str, found)))}; move all of them to "
             f"one device with model.to(...)."
         )
     return found.pop()
 
 
 def own_group(device: torch.device = checks.CPU) -> dist.ProcessGroup:
-    """All ranks in a group whose calls mix with no other's: of host memory, or of a device, too."""
+    """Returns a new group of all ranks, whose calls do not mix with those of other groups.
+
+    It moves tensors of host memory, or also those of a device if `device` is not the CPU.
+    """
     settings = group_settings()
     patience = timedelta(seconds=settings.timeout_s)
     backend = "gloo" if device == checks.CPU else settings.backend
@@ -265,7 +273,7 @@ def _check(
     ranks: RankGroup,
     settings: dict[str, str],
 ) -> None:
-    """The model is new, and the same on every rank, as are the settings."""
+    """Raises unless settings and model are the same on all ranks and the model has no rows."""
 
     def describe() -> dict[str, str]:
         if any(one.ranks.count > 1 for one in collections):
@@ -285,5 +293,5 @@ def _check(
                 raise ConfigError(
                     f"{name}: {words.get(name, 'nothing')} on rank {rank} and "
                     f"{told[0].get(name, 'nothing')} on rank 0. Build the same model on every "
-                    f"rank, and distribute it alike."
+                    f"rank, and distribute it with the same arguments."
                 )

@@ -57,34 +57,38 @@ class ReadOnlyRows(nn.Module):
 
 
 class NoBackward(torch.autograd.Function):
-    """Hands vectors on, and refuses a backward: without it dense weights alone would get one."""
+    """Returns vectors unchanged, and raises in backward.
+
+    Without it, a backward of a frozen model would give gradients to the dense weights alone.
+    """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, *found: Tensor) -> tuple[Tensor, ...]:
-        """The same vectors."""
+        """Returns the vectors unchanged."""
         del ctx, anchor
         return tuple(vectors.view_as(vectors) for vectors in found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> NoReturn:
-        """Refused."""
+        """Raises `StateError`."""
         del ctx, grads
         refuse("backward of")
 
 
 def refuse(what: str) -> NoReturn:
-    """Says that the model is read-only, and what to do."""
+    """Raises `StateError`: the model is read-only. `what` names the refused operation."""
     raise StateError(
-        f"{what} a frozen model, which is read-only; use the model that hr.freeze was given: it "
-        f"shares rows and weights, and trains on."
+        f"{what} a frozen model, which is read-only; use the model that was passed to hr.freeze: "
+        f"it shares the rows and weights, and can be trained."
     )
 
 
 @dataclass(slots=True, eq=False)
 class ServerGroup:
-    """One connection a server, and the tables of the whole model, which each of them holds.
+    """The connections to the servers, one per server, and the configs of all tables of the model.
 
-    `workers` are the processes that train the model in step; None before they were asked for.
+    Every server holds a part of every table. `workers` are the processes that train the model in
+    step; None until `workers_of` sets them.
     """
 
     shards: tuple[RemoteShard, ...]
@@ -93,51 +97,54 @@ class ServerGroup:
 
     @property
     def count(self) -> int:
-        """How many servers there are."""
+        """The number of servers."""
         return len(self.shards)
 
     def close(self) -> None:
-        """Ends the connections; the servers stay."""
+        """Closes the connections. The servers keep running."""
         for shard in self.shards:
             shard.close()
 
 
-_MOST_GROUPS = 64  # of features asked for together, that a module keeps
-_ROWS = "_extra_state"  # torch's key for what is neither a parameter nor a buffer
+_MOST_GROUPS = 64  # combinations of requested features that a module caches
+_ROWS = "_extra_state"  # torch's state-dict key for the extra state of a module
 
 
 class PrefetchedReads(Protocol):
-    """Who reads for a collection while batches are looked up ahead."""
+    """Reads the rows of a module's calls while `hr.prefetch` looks up later batches."""
 
     def found(self, collection: EmbeddingModule, batch: IdBatch, keys: FeatureKeys) -> Lookup:
-        """The rows of a call, read ahead or now."""
+        """Returns the rows of a call, which were prefetched or are read now."""
         ...
 
 
 class EmbeddingModule(nn.Module):
-    """Tables and the features whose ids own their rows.
+    """Base of the modules that hold tables and look up the ids of features in them.
 
-    Rows are no Parameters: `parameters()` holds nothing of them. `state_dict()` carries them as one
-    tensor of bytes, up to 1 GiB a module, and `load_state_dict` brings them back. In training an
-    id without a row gives its first value, zeros while an admission rule has not let it in; in eval
-    it gives zeros. Rows are born and change at the end of `backward()`.
+    Rows are not Parameters: `parameters()` does not contain them. `state_dict()` contains the rows
+    as one tensor of bytes, at most 1 GiB per module, and `load_state_dict` restores them. In
+    training mode, an id without a row gets its first value, or zeros as long as the admission rule
+    has not admitted it. In eval mode it gets zeros. Rows are inserted and updated at the end of
+    `backward()`.
 
-    After `requires_grad_(False)`, of the module or of one around it, rows do not learn and none is
-    born; ids read as before. The same holds for a table whose optimizers all have the rate 0, as
-    `hr.Sgd(lr=0)`. A schedule that is 0 at some steps is an ordinary rate: rows are born.
+    After `requires_grad_(False)` on the module, or on a module that contains it, no row is updated
+    or inserted. Lookups return the same values as before. The same holds for a table whose
+    optimizers all have the constant rate 0, as `hr.Sgd(lr=0)`. A schedule that is 0 at some steps
+    does not freeze a table: rows are inserted.
 
-    `module.to("cuda")` brings the tables to the device while they have no rows yet: batches are
-    then there, too, and a step waits for nothing.
+    `module.to("cuda")` moves the tables to the device if they have no rows yet. Batches must then
+    be on the device, too, and a step never waits for the device.
 
-    An `evict` rule runs by itself after updates: one of room when a table holds an eighth more rows
-    than it should (it is then cut to them), one of age once in an eighth of that age. Times are
-    those of `clock`, the machine's if not given.
+    An `evict` rule runs after updates. A rule of size (`Lru`, `Lfu`) runs when a table holds an
+    eighth more rows than the rule allows, and evicts down to the allowed number. A rule of age
+    (`Ttl`) runs once per eighth of the age. `clock` gives the times; by default it is the clock of
+    the machine.
 
-    `slot_key` places the ids of all tables, see `TableConfig`: give one where two runs must agree
-    even in which ids find no room on a full device. By default each table draws its own.
+    `slot_key` determines the slots of ids in all tables, see `TableConfig`. Set it if two runs must
+    agree even on which ids overflow on a full device. By default each table draws its own.
     """
 
-    pools = True  # whether a call gives a vector a bag, or one an id
+    pools = True  # whether a call returns one vector per bag, or one per id
 
     def __init__(
         self,
@@ -161,7 +168,7 @@ class EmbeddingModule(nn.Module):
         self._check_names()
         configs = {table.name: table.resolve(seed, slot_key=slot_key) for table in self.tables}
         self.store = in_host_memory(configs, clock)
-        self.servers: ServerGroup | None = None  # where rows are, if not in processes like this
+        self.servers: ServerGroup | None = None  # that hold the rows; None: this job's processes
         self.ranks = RankGroup()  # this process alone
         self.ahead: PrefetchedReads | None = None
         number = {name: k for k, name in enumerate(self.store.names)}
@@ -174,7 +181,7 @@ class EmbeddingModule(nn.Module):
         self._groups: dict[tuple[tuple[str, ...] | None, ...], FeatureGroup] = {}
         self.clip = clip
         self.updates = RowUpdates(self.store, clip, clock)
-        self.rows_apart = False  # whether state dicts leave rows out: hr.save has them elsewhere
+        self.rows_apart = False  # whether state dicts omit rows: hr.save writes them separately
         self._anchor = torch.empty(0, requires_grad=True)
         self._still = frozenset(number[c.name] for c in configs.values() if _is_fixed(c))
         self._takes_clip = clip is not None
@@ -194,7 +201,7 @@ class EmbeddingModule(nn.Module):
                 raise ConfigError(f"two {what} are named {twice[0]!r}; names must differ.")
 
     def bags(self, batch: IdBatch, features: Sequence[str] | None) -> FeatureBags:
-        """What a call reads of its batch: all features, or those it names."""
+        """Returns the bags that a call reads: those of `features`, or of all features."""
         check_batch(batch, type(self).__name__)
         whole = batch.source()
         asked = (batch.names, whole.names, None if features is None else tuple(features))
@@ -211,7 +218,7 @@ class EmbeddingModule(nn.Module):
         return FeatureBags(whole, group)
 
     def outputs(self, bags: FeatureBags) -> tuple[Tensor, ...]:
-        """Of each feature of the group its vectors, or the rows of its ids where it has no bags."""
+        """Returns one tensor per feature of the group: pooled vectors, or one row per id."""
         reader = None if self.ahead is not None else self.store.bags_reader(bags)
         step, learns = self.updates.step, self.learns
         make: ReadOutputs
@@ -228,7 +235,7 @@ class EmbeddingModule(nn.Module):
         return outputs if reader is not None else tuple(pool_features(bags, outputs))
 
     def _rows(self, bags: FeatureBags, step: int) -> tuple[tuple[Tensor, ...], BatchKeys]:
-        """Reads the rows of all ids."""
+        """Returns the rows of all ids, feature by feature."""
         batch, group = bags.batch, bags.group
         keys = FeatureKeys.of(batch, group.features, len(self.store.names), group.places)
         if self.ahead is not None:
@@ -240,15 +247,15 @@ class EmbeddingModule(nn.Module):
 
     @property
     def learns(self) -> bool:
-        """Whether a call is one of training, which a backward will follow."""
+        """Whether calls collect gradients: in training mode, with gradients enabled, not frozen."""
         return self.training and torch.is_grad_enabled() and self._anchor.requires_grad
 
     def let_rows_learn(self, mode: bool) -> None:
-        """Whether backwards change rows and give birth to them; `requires_grad_` calls it."""
+        """Sets whether `backward()` updates and inserts rows. `requires_grad_` calls it."""
         self._anchor.requires_grad_(mode)
 
     def _collect(self, read: ReadRecord, grads: Sequence[Tensor | None]) -> None:
-        """Called by autograd. Rows that were frozen since the call get nothing, as Parameters."""
+        """Takes the gradients of a read from autograd, unless rows were frozen since the read."""
         if not self._anchor.requires_grad:
             return
         if self._still:
@@ -264,12 +271,12 @@ class EmbeddingModule(nn.Module):
         return TrainedRows(tuple(plain), names, self._takes_clip or self.updates.held > 0)
 
     def look_up(self, keys: FeatureKeys, *, training: bool, step: int) -> Lookup:
-        """Reads as training or eval does."""
+        """Looks up rows as in training mode or as in eval mode."""
         missing = "training" if training else "zeros"
         return self.store.lookup(keys.keys, missing=missing, step=step)
 
     def table(self, name: str) -> HostTable:
-        """One of its tables: rows, scans and eviction are its own."""
+        """Returns the table of this name, which has methods to read, scan and evict rows."""
         if name not in self.store.names:
             unknown("table", name, self.store.names)
         if not self.store.tables:
@@ -279,11 +286,11 @@ class EmbeddingModule(nn.Module):
         return self.store.tables[self.store.names.index(name)]
 
     def row_counts(self) -> dict[str, int]:
-        """Rows of each table: of this process, or of all servers."""
+        """Returns the number of rows of each table, in this process or on all servers."""
         return self.store.row_counts()
 
     def table_stats(self) -> dict[str, TableStats]:
-        """Rows, bytes, load and counts of each table: of this process, or of all servers."""
+        """Returns rows, bytes, load and counters of each table, in this process or all servers."""
         return self.store.stats_by_table()
 
     def place(
@@ -293,9 +300,9 @@ class EmbeddingModule(nn.Module):
         capacity_rows: Mapping[str, int] | None = None,
         on_host: Sequence[str] = (),
     ) -> None:
-        """Tables go to a device, but for those `on_host`; before rows are there.
+        """Moves the tables to a device, except those named in `on_host`. The tables must be empty.
 
-        `capacity_rows` says by name how many rows a table has room for.
+        `capacity_rows` gives the capacity of tables in rows, by name.
         """
         configs = self.store.configs_to_move(device)
         self.set_store(
@@ -310,10 +317,10 @@ class EmbeddingModule(nn.Module):
         servers: ServerGroup | None = None,
         together: Sequence[EmbeddingModule] = (),
     ) -> None:
-        """Rows are in this store from now on; those of before are none.
+        """Replaces the store of the module. Rows of the old store are not copied.
 
-        `ranks` share the rows. `together` are all modules of a model whose updates are collectives
-        of these ranks. `servers` hold the rows, if not processes like this one.
+        `ranks` are the ranks that share the rows. `together` are all modules of a model whose
+        updates are collectives of these ranks. `servers` hold the rows, if servers do.
         """
         self.store, self.servers = store, servers
         self.ranks = ranks or RankGroup()
@@ -322,11 +329,11 @@ class EmbeddingModule(nn.Module):
 
     @property
     def clock(self) -> Clock:
-        """Whose times its tables have."""
+        """The clock that gives the tables their times."""
         return self._clock
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """What `module.to(...)` calls: tables of this process go where the weights go."""
+        """Called by `module.to(...)`: moves the tables of this process with the weights."""
         found = super()._apply(fn, recurse)
         target = fn(torch.empty(0, device=self.store.device)).device
         if self.store.moves_to(target):
@@ -334,11 +341,11 @@ class EmbeddingModule(nn.Module):
         return found
 
     def get_extra_state(self) -> Tensor:
-        """The rows, for `state_dict`."""
+        """Returns the rows for `state_dict`, packed into one tensor of bytes."""
         return torch.empty(0, dtype=torch.uint8) if self.rows_apart else packed_rows(self)
 
     def set_extra_state(self, state: Any) -> None:
-        """Takes the rows of a state dict."""
+        """Replaces the rows by those of a state dict."""
         take_rows(self, state)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -366,20 +373,20 @@ class EmbeddingModule(nn.Module):
         load_rows(self, state_dict, key, missing_keys, unexpected_keys)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A module with rows of its own; what waits for the end of a backward stays behind."""
+        """Returns a copy with its own rows. Gradients that wait for an update are not copied."""
         new: Any = copied(self, memo)
         return new
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Generator[tuple[str, nn.Module], None, None]:
-        """As of any module; torch's `parameters()` asks this of every module."""
+        """As `nn.Module.named_modules`, which `parameters()` calls. Notifies `PenaltyWatcher`."""
         if not torch.compiler.is_compiling():
             self._penalties.asked(self._trained_rows)
         return super().named_modules(memo, prefix, remove_duplicate)
 
     def extra_repr(self) -> str:
-        """One line a table."""
+        """Returns one line per table."""
         counts = self.row_counts()
         return "\n".join(
             f"{t.name}: dim {t.dim}, {t.pooling}, features {', '.join(t.features)}, "
@@ -389,14 +396,14 @@ class EmbeddingModule(nn.Module):
 
 
 def _is_fixed(config: TableConfig) -> bool:
-    """Whether no step can change a row: every rate is the number 0."""
+    """Returns whether no update can change a row: all optimizers have the constant rate 0."""
     rules = [segment.optimizer for segment in config.segments]
     rates = [None if rule is None else rule.rate() for rule in rules]
     return all(not callable(rate) and rate == 0 for rate in rates)
 
 
 def _decays(config: TableConfig) -> bool:
-    """Whether any optimizer of the table makes rows smaller by itself."""
+    """Returns whether any optimizer of the table has a weight decay."""
     names = ("weight_decay", "weight_decay_factor", "l2", "l2_regularization_strength")
     return any(getattr(s.optimizer, name, 0) for s in config.segments for name in names)
 
@@ -404,7 +411,7 @@ def _decays(config: TableConfig) -> bool:
 def requested_features(
     features: Sequence[str] | None, declared: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The features of a call: all in the order of their declaration, or those it names."""
+    """Returns the features of a call: `features`, or all in the order of their declaration."""
     if features is not None and not features:
         raise InputError("features is empty; name at least one, or leave it out for all.")
     for name in features or ():
@@ -414,19 +421,19 @@ def requested_features(
 
 
 def ranks_of(model: nn.Module) -> RankGroup:
-    """The ranks that share the rows of a model: this process alone, unless it was distributed."""
+    """Returns the ranks that share the rows of a model: one rank if it is not distributed."""
     found = collections_of(model)
     return found[0].ranks if found else RankGroup()
 
 
 def servers_of(model: nn.Module) -> ServerGroup | None:
-    """The servers that hold the rows of a model; None where processes like this one do."""
+    """Returns the servers that hold the rows of a model; None if training processes hold them."""
     found = collections_of(model)
     return found[0].servers if found else None
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside what torch wraps around it: its names are those that the user gave."""
+    """Returns the model inside the wrappers of DDP and `torch.compile`, which add to part names."""
     while True:
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         inner = getattr(inner, "_orig_mod", inner)  # of torch.compile
@@ -437,7 +444,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def dense_only(model: nn.Module) -> Iterator[nn.Module]:
-    """The model with the names that the user gave; its state dicts hold no rows in this block."""
+    """Yields the unwrapped model. Its state dicts contain no rows inside this block."""
     modules = collections_of(model)
     for one in modules:
         one.rows_apart = True
@@ -449,23 +456,26 @@ def dense_only(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def dense_state(model: nn.Module) -> dict[str, Any]:
-    """The state dict of a model without its rows."""
+    """Returns the state dict of a model without its rows."""
     with dense_only(model) as inner:
         return inner.state_dict()
 
 
 def collections_of(model: nn.Module) -> list[EmbeddingModule]:
-    """The modules of a model that have rows, in the order of its modules."""
+    """Returns the modules of a model that have rows, in the order of its modules.
+
+    Raises `StateError` if the model is frozen.
+    """
     if any(isinstance(module, ReadOnlyRows) for module in model.modules()):
         refuse("this use of")
     return [module for module in model.modules() if isinstance(module, EmbeddingModule)]
 
 
 class EmbeddingBags(EmbeddingModule):
-    """Vectors of the bags of every feature, pooled as its table says.
+    """Looks up the rows of every feature's ids, and pools them per bag as the feature's table says.
 
-    Arguments beside the tables stand in for what a table leaves open: `init`, `optimizer`, `admit`,
-    `evict`. `clip` limits the gradient of each row.
+    `init`, `optimizer`, `admit` and `evict` apply to tables that do not set them. `clip` limits the
+    gradient of each row.
 
     >>> import torch, hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 2), hr.Table("item", 2, features=["seen"])],
@@ -483,9 +493,9 @@ class EmbeddingBags(EmbeddingModule):
     def forward(
         self, batch: IdBatch, features: Sequence[str] | None = None
     ) -> dict[str, Float[Tensor, "samples dim"]]:
-        """Vectors by feature, in the order in which tables and features were declared.
+        """Returns the vectors of each feature, in the order of declaration of tables and features.
 
-        With `features`, of these alone and in their order; the batch need not have the others.
+        With `features`, returns these features only, in this order. The batch may lack the others.
         """
         bags = self.bags(batch, features)
         vectors = self.outputs(bags)
@@ -493,7 +503,7 @@ class EmbeddingBags(EmbeddingModule):
 
 
 class Embeddings(EmbeddingModule):
-    """The vector of every id of every feature, unpooled.
+    """Looks up one vector per id of every feature, without pooling.
 
     >>> import hedgerow as hr
     >>> rows = hr.Embeddings([hr.Table("item", 3, features=["history"])])
@@ -506,9 +516,9 @@ class Embeddings(EmbeddingModule):
 
     @between_graphs
     def forward(self, batch: IdBatch, features: Sequence[str] | None = None) -> dict[str, Ragged]:
-        """Ragged rows of vectors by feature, in the order in which features were declared.
+        """Returns one ragged tensor of vectors per feature, in the order of declaration.
 
-        With `features`, of these alone and in their order; the batch need not have the others.
+        With `features`, returns these features only, in this order. The batch may lack the others.
         """
         bags = self.bags(batch, features)
         rows = self.outputs(bags)

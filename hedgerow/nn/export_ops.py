@@ -1,4 +1,4 @@
-"""What torch.export needs: an op that reads rows, and batches as pytrees."""
+"""What torch.export needs: a custom op that reads rows, and batches as pytrees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .batch_rows import pool_features
 
 @runtime_checkable
 class ReadableRows(Protocol):
-    """What an exported program reads: the rows of a module, or others under its names."""
+    """The rows that an exported program reads: those of a module, or others under the same name."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -32,13 +32,13 @@ class ReadableRows(Protocol):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Columns of each table."""
+        """The number of columns of each table."""
         ...
 
     def lookup(
         self, keys: TableKeys, *, missing: Missing = "zeros", step: int | None = None
     ) -> Lookup:
-        """Rows of `keys`; an absent one gives zeros."""
+        """Returns the rows of `keys`, with zeros for absent keys."""
         ...
 
 
@@ -49,7 +49,7 @@ _SCHEMA = (
 
 
 def pooling_text(pooling: Pooling) -> str:
-    """A pooling as a schema takes it.
+    """Returns a pooling as a string, which an op schema can hold.
 
     >>> pooling_text("sum"), pooling_text(("first", 3))
     ('sum', 'first 3')
@@ -67,8 +67,8 @@ def _store(name: str, tables: Sequence[str], dims: Sequence[int]) -> ReadableRow
     if not isinstance(store, ReadableRows):
         raise StateError(
             f"an exported program reads the store {name!r}, which is not in this process (any "
-            f"more). Keep the model it came from alive, or build it again, load its rows with "
-            f"hr.load, and hr.freeze it: that brings the store back under its name."
+            f"more). Keep a reference to the frozen model, or build it again, load its rows with "
+            f"hr.load, and hr.freeze it: this registers the store under its name."
         )
     for table, dim in zip(tables, dims, strict=True):
         if table not in store.names:
@@ -125,23 +125,23 @@ def _shapes(
         shape: tuple[int | torch.SymInt, ...] = (samples, dim)
         if isinstance(pooling, tuple):
             shape = (samples, pooling[1], dim)
-        elif pooling == "none":  # of one feature all ids are its own
+        elif pooling == "none":  # a single feature has all ids of the batch
             shape = (values.shape[0] if len(names) == 1 else unknown_size(), dim)
         made.append(values.new_empty(shape, dtype=torch.float32))
     return made
 
 
-# On a GPU the same function refuses: the rows are in host memory.
+# On a GPU the same function raises an error: the rows are in host memory.
 read_rows = register(_SCHEMA, cpu=_read, plain=_read, shapes=_shapes)
 
 
-# torch knows inputs by identity: offsets that are taken apart twice must give the same tensor.
+# torch identifies inputs by object: flattening the same offsets twice must give the same tensor.
 _LENGTHS = WeakTensorKeyDictionary()
 _Keyed = list[tuple[Any, Any]]
 
 
 def register_batches() -> None:
-    """Lets IdBatch and Ragged be inputs and outputs of exported programs; once a process."""
+    """Registers IdBatch and Ragged as inputs and outputs of exported programs, once per process."""
     if IdBatch in _pytree.SUPPORTED_NODES:
         return
     _pytree.register_pytree_node(
@@ -163,10 +163,10 @@ def register_batches() -> None:
 
 
 def _parts(batch: IdBatch) -> _Keyed:
-    """Ids, lengths of the bags [features, samples], weights.
+    """Returns ids, lengths of the bags [features, samples] and weights, with their pytree keys.
 
-    Lengths say how many samples there are. Offsets would only let it be computed, and torch would
-    then find out that it was not 1 in the example, and export a program that refuses one sample.
+    The shape of the lengths contains the number of samples. If it were computed from offsets, torch
+    would infer that it was not 1 in the example, and the exported program would refuse one sample.
     """
     parts = {"values": batch.values, "lengths": _lengths(batch), "weights": batch.weights}
     return [(_pytree.GetAttrKey(name), part) for name, part in parts.items()]
@@ -174,7 +174,7 @@ def _parts(batch: IdBatch) -> _Keyed:
 
 def _lengths(batch: IdBatch) -> Any:
     offsets: Any = batch.offsets
-    if not isinstance(offsets, Tensor):  # torch looks for structure alone
+    if not isinstance(offsets, Tensor):  # torch passes placeholders to learn the structure
         return offsets
     features, cells = max(1, len(batch.names)), offsets.shape[0] - 1
     lengths = (offsets[1:] - offsets[:-1]).view(features, cells // features)
@@ -182,7 +182,7 @@ def _lengths(batch: IdBatch) -> Any:
 
 
 def _kept(offsets: Tensor, lengths: Tensor) -> Tensor:
-    """The lengths that these offsets had before, unless they were written to since."""
+    """Returns the lengths computed earlier from these offsets, if the offsets have not changed."""
     if torch.compiler.is_dynamo_compiling() or offsets.is_inference():
         return lengths
     before = _LENGTHS.get(offsets)
@@ -193,7 +193,7 @@ def _kept(offsets: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _batch(parts: Iterable[Any], names: tuple[str, ...]) -> IdBatch:
-    """Without checks, which would look at values; the op that reads the rows makes them."""
+    """Returns a batch without checking values, which an export cannot read. The op checks it."""
     values, offsets, weights = parts
     if isinstance(offsets, Tensor):
         lengths = offsets
@@ -209,9 +209,9 @@ def _batch(parts: Iterable[Any], names: tuple[str, ...]) -> IdBatch:
 def traced_batch(
     names: tuple[str, ...], values: Tensor, lengths: Tensor, weights: Tensor | None
 ) -> IdBatch:
-    """A batch from ids and the lengths of its bags [features, samples], inside an exported graph.
+    """Returns a batch from ids and bag lengths [features, samples], inside an exported graph.
 
-    Nothing is checked here: the op that reads the rows does.
+    It checks nothing; the op that reads the rows does.
 
     >>> traced_batch(("user",), torch.tensor([7, 8]), torch.tensor([[0, 2]]), None).samples
     2
@@ -220,10 +220,10 @@ def traced_batch(
 
 
 def dynamic_shapes(*inputs: Any) -> tuple[Any, ...]:
-    """What `torch.export.export(..., dynamic_shapes=)` needs for any number of samples and ids.
+    """Returns the `dynamic_shapes` of `torch.export.export` for any number of samples and ids.
 
-    `inputs` are those of the model's forward: tensors, whose first dimension is samples, IdBatches,
-    and whatever torch exports as a constant.
+    `inputs` are the inputs of the model's forward: tensors whose first dimension is samples,
+    IdBatches, and values that torch exports as constants.
 
     >>> import hedgerow as hr
     >>> ids = hr.IdBatch.from_lists({"user": [[1], [2]], "item": [[5, 6], []]})
@@ -242,6 +242,6 @@ def _shape(number: int, given: Any, samples: Any) -> Any:
     if not isinstance(given, IdBatch):
         return None
     if not given.names:
-        raise InputError(f"input {number} is an IdBatch without features; give one of real use.")
+        raise InputError(f"input {number} is an IdBatch without features; pass a real batch.")
     ids = torch.export.Dim(f"ids{number}")
     return [{0: ids}, {1: samples}, None if given.weights is None else {0: ids}]

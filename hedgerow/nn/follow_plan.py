@@ -1,4 +1,4 @@
-"""Checks that all ranks have the same plan, and moves tables to where the plan says."""
+"""Checks that all ranks have the same plan, and moves tables to where the plan places them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ PlanLike = Plan | str | Path
 def follow_plan(
     model: nn.Module, given: PlanLike, ranks: RankGroup, *, accept_drift: bool = False
 ) -> Plan:
-    """The plan that all ranks follow, after every rank has checked it. A collective.
+    """Returns the plan that all ranks follow, after every rank has checked it. A collective.
 
-    "auto" is made by the first rank, for host memory alone. Every rank logs where tables live.
+    The first rank makes the plan for "auto", for host memory only. Every rank logs what it holds.
     """
     plan = _made(model, ranks) if given == "auto" else _read(given, ranks)
     _agree(ranks.tell(_digests(plan)))
@@ -54,12 +54,12 @@ def follow_plan(
 
 
 def plan_lines(plan: Plan, ranks: RankGroup) -> list[str]:
-    """What this rank holds of every table: mode, factor and bytes.
+    """Returns one line per table that this rank holds: mode, load factor, rows and bytes.
 
     >>> from ..planner.make_plan import plan
     >>> tables = [TableSpec(name="item", rows=1000, dim=4)]
     >>> alone = plan(tables, Topology(world=1, ddr_per_machine=2**30, device="cpu"))
-    >>> plan_lines(alone, Ranks())[0][:52]
+    >>> plan_lines(alone, RankGroup())[0][:52]
     'plan, rank 0 of 1: item HOST_ONLY factor 0, hash_rou'
     """
     whose = f"plan, rank {ranks.rank} of {ranks.count}"
@@ -73,7 +73,7 @@ def plan_lines(plan: Plan, ranks: RankGroup) -> list[str]:
 
 
 def _made(model: nn.Module, ranks: RankGroup) -> Plan:
-    """Of the first rank, sent to the others; for host memory alone."""
+    """Returns a plan for host memory, which the first rank makes and sends to the others."""
 
     def make() -> dict[str, Any]:
         if ranks.rank:
@@ -85,7 +85,7 @@ def _made(model: nn.Module, ranks: RankGroup) -> Plan:
 
 
 def _read(given: PlanLike, ranks: RankGroup) -> Plan:
-    """As given, or from the file that every rank has."""
+    """Returns the plan as given, or from the file, which every rank reads."""
     if isinstance(given, Plan):
         return given
     if not isinstance(given, str | Path):
@@ -96,7 +96,7 @@ def _read(given: PlanLike, ranks: RankGroup) -> Plan:
 
 
 def _digests(plan: Plan) -> dict[str, str]:
-    """What ranks compare; the seconds that solving took are no part of a plan."""
+    """Returns what ranks compare: the fingerprint and the placements, without solver times."""
     words = {table.name: sha256(_line(table)) for table in plan.tables}
     return {"fingerprint": plan.fingerprint, **{f"table {n}": w for n, w in words.items()}}
 
@@ -107,7 +107,7 @@ def _line(table: Placed) -> list[Any]:
 
 
 def _agree(told: list[dict[str, str]]) -> None:
-    """Names the first rank that has another plan than the first one; all ranks raise it."""
+    """Raises `PlanMismatchError` on all ranks if a rank's plan differs from that of rank 0."""
     for rank, words in enumerate(told):
         if words != told[0]:
             differ = [n for n in {**told[0], **words} if words.get(n) != told[0].get(n)]
@@ -126,16 +126,16 @@ def _check_world(plan: Plan, ranks: RankGroup) -> None:
 
 
 def _check_buildable(table: Placed) -> None:
-    """Tables of single ranks are still to come."""
+    """Raises `NotSupportedError` for a table that is kept whole on one rank."""
     if table.sharding != "row_wise":
         raise NotSupportedError(
-            f"table {table.name!r} is {table.sharding} in the plan, but every table is spread over "
-            f"all ranks so far. Plan without whole tables."
+            f"table {table.name!r} is {table.sharding} in the plan, but tables can only be spread "
+            f"over all ranks so far. Plan without tables that are whole on one rank."
         )
 
 
 def _tables(model: nn.Module, plan: Plan) -> list[TableSpec]:
-    """The model's tables; one that does not say its rows has those that were planned."""
+    """Returns the model's tables. A table without `rows=` has the planned number of rows."""
     planned = plan.inputs.by_name if plan.inputs else {}
     found = []
     for table, _ in tables_with_sizes(model):
@@ -145,10 +145,11 @@ def _tables(model: nn.Module, plan: Plan) -> list[TableSpec]:
 
 
 def place_as_planned(model: nn.Module, plan: Plan) -> None:
-    """HBM_ONLY tables go to this process's device, HOST_ONLY ones stay, others lie in two tiers.
+    """Moves HBM_ONLY tables to this process's device. HYBRID and CACHING tables get two tiers.
 
-    The weights follow the tables. A plan of tables in host memory alone changes nothing. Where
-    torch sees no GPU, the fast tier of a table is in host memory, too: to try a plan out.
+    HOST_ONLY tables do not move. The dense weights move to the device with the tables. A plan that
+    has all tables in host memory changes nothing. Without a GPU, fast tiers are in host memory,
+    which allows a plan to be tried out.
     """
     placed = {table.name: table for table in plan.tables}
     modes = {table.mode for table in plan.tables}
@@ -160,7 +161,7 @@ def place_as_planned(model: nn.Module, plan: Plan) -> None:
     else:
         logging.getLogger("hedgerow").warning(
             "the plan has tables in two tiers, and torch sees no GPU here: their fast tiers are in "
-            "host memory. Nothing is faster for it."
+            "host memory. This makes no training faster."
         )
     for one in collections_of(model):
         _place(one, placed, device)
@@ -181,11 +182,11 @@ def _place(one: EmbeddingModule, placed: Mapping[str, Placed], device: torch.dev
 
 
 def job_device() -> torch.device:
-    """The GPU of this process."""
+    """Returns the GPU of this process."""
     device = get_device(rank_info())
     if device.type != "cuda":
         raise NotSupportedError(
-            "tables in HBM were asked for, and torch sees no GPU here: plan without cards "
-            "(--hbm 0), or start the job where there is one."
+            "the plan has tables in HBM, but torch sees no GPU here: plan without GPUs "
+            "(--hbm 0), or start the job on a machine that has one."
         )
     return device

@@ -32,9 +32,10 @@ from .export_ops import pooling_text, read_rows, register_batches
 
 
 class FrozenRows(ReadOnlyRows):
-    """Reads what a module with tables reads in eval, through one op; it has no way to write.
+    """Reads what a module with tables reads in eval mode, through one custom op. It never writes.
 
-    `name` is what the op calls the store; the store itself is held here, so that it lives as long.
+    The op knows the store by `name`. This module holds a reference to the store, so the store lives
+    as long as the module.
     """
 
     pooled = True
@@ -48,12 +49,12 @@ class FrozenRows(ReadOnlyRows):
         self._tables = [self.store.names[feature.table] for feature in features]
         self._dims = [self.store.dims[feature.table] for feature in features]
         self._poolings = [pooling_text(f.pooling) if self.pooled else "none" for f in features]
-        self._step = collection.updates.step  # rows of some compressors look different by step
+        self._step = collection.updates.step  # some compressors give other rows at other steps
         self._anchor = torch.empty(0, requires_grad=True)
         self.training = False
 
     def rows(self, batch: IdBatch, features: Sequence[str] | None) -> dict[str, Tensor]:
-        """The op's tensors by feature, in the order in which features were declared or asked."""
+        """Returns the op's tensors by feature, in the order of declaration or of `features`."""
         names = requested_features(features, self._declared)
         check_batch(batch, type(self).__name__)
         for name in names:
@@ -79,7 +80,7 @@ class FrozenRows(ReadOnlyRows):
         return {name: by_name[name] for name in names}
 
     def extra_repr(self) -> str:
-        """Where the rows are."""
+        """Returns the name of the store and its tables."""
         return f"{self.name!r}: rows of {', '.join(self.store.names)}"
 
 
@@ -89,7 +90,7 @@ class FrozenBags(FrozenRows):
     def forward(
         self, batch: IdBatch, features: Sequence[str] | None = None
     ) -> dict[str, Float[Tensor, "samples dim"]]:
-        """Vectors by feature, as `EmbeddingBags` gives them."""
+        """Returns vectors by feature, as `EmbeddingBags` does."""
         return self.rows(batch, features)
 
 
@@ -99,13 +100,13 @@ class FrozenEmbeddings(FrozenRows):
     pooled = False
 
     def forward(self, batch: IdBatch, features: Sequence[str] | None = None) -> dict[str, Ragged]:
-        """Ragged rows of vectors by feature, as `Embeddings` gives them."""
+        """Returns ragged rows of vectors by feature, as `Embeddings` does."""
         found, whole = self.rows(batch, features), batch.source()
         return {n: Ragged.trusted(rows, _splits(whole, n)) for n, rows in found.items()}
 
 
 def _splits(batch: IdBatch, name: str) -> Tensor:
-    """Borders of a feature's rows, without a look at their values: an export has none."""
+    """Returns the row splits of a feature without reading values, which an export cannot do."""
     samples = (batch.offsets.shape[0] - 1) // len(batch.names)
     first = batch.names.index(name) * samples
     splits = batch.offsets[first : first + samples + 1]
@@ -117,18 +118,20 @@ _FORMS: dict[type[nn.Module], type[FrozenRows]] = {
     Embeddings: FrozenEmbeddings,
 }
 
-_COMPILED = "_orig_mod"  # what torch.compile calls the module within
+_COMPILED = "_orig_mod"  # name of the inner module in the wrapper of torch.compile
 
 
 def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
-    """A read-only form of a model, in eval mode: for serving and for `torch.export`.
+    """Returns a read-only form of a model in eval mode, for serving and for `torch.export`.
 
-    It shares rows and dense weights with the model, which is left as it is and can train on; the
-    frozen form shows what it learns. What would train the frozen form is refused. Every
-    EmbeddingBags and Embeddings reads through one op, which an exported graph holds in its place.
-    The op names its store: `name`, or the model's class, and the module's place in the model. A
-    program that is loaded elsewhere finds its rows once the same model was frozen there. The frozen
-    form of a distributed model reads from all ranks: every rank must call it.
+    The frozen form shares rows and dense weights with the model. The model does not change and can
+    be trained further; the frozen form sees its updates. Training the frozen form raises an error.
+
+    In place of each EmbeddingBags and Embeddings the frozen form has a module that reads rows
+    through one custom op, which an exported graph can hold. The op finds its store by name: `name`
+    (by default the class of the model) followed by the path of the module in the model. A program
+    that is loaded in another process finds its rows once the same model is frozen there. The frozen
+    form of a distributed model reads from all ranks, so every rank must call it.
 
     >>> import torch, hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 2)], init=hr.Zeros(), optimizer=hr.Sgd(lr=1.0))
@@ -141,8 +144,8 @@ def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise DtypeError(f"freeze of a {type(model).__name__}; pass an nn.Module.")
-    model = unwrap(model)  # what torch.compile makes of it reads the original
-    collections_of(model)  # refuses what is frozen already
+    model = unwrap(model)  # a compiled wrapper would run the model that is not frozen
+    collections_of(model)  # raises if the model is frozen already
     register_batches()
     base = type(model).__name__ if name is None else name
     places: dict[int, str] = {}
@@ -155,7 +158,7 @@ def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
 
 
 def _readable(module: EmbeddingModule) -> ModuleStore:
-    """The store of a module, if an exported program can read it."""
+    """Returns the store of a module. Raises if exported programs cannot read it."""
     store = module.store
     if not store.programs_read:
         raise NotSupportedError(
@@ -166,7 +169,7 @@ def _readable(module: EmbeddingModule) -> ModuleStore:
 
 
 def _claim(wanted: str, store: ModuleStore, *, exactly: bool) -> str:
-    """A name that is the store's own in this process: the wanted one, or that with a number."""
+    """Registers the store under a name of its own: the wanted name, or that name with a number."""
     for number in count(1):
         name = wanted if number == 1 else f"{wanted}#{number}"
         holder = process_state.find(name)
@@ -179,8 +182,8 @@ def _claim(wanted: str, store: ModuleStore, *, exactly: bool) -> str:
 
 
 def _view(module: nn.Module, places: dict[int, str], made: dict[int, nn.Module]) -> nn.Module:
-    """The module anew around the same weights; one that stands at two places is one here, too."""
-    module = unwrap(module)  # a compiled part would read Monolith, in its mode
+    """Returns a copy of the module that shares its weights. A repeated module is copied once."""
+    module = unwrap(module)  # a compiled wrapper would run the module that is not frozen
     if id(module) in made:
         return made[id(module)]
     if isinstance(module, EmbeddingModule):
@@ -188,7 +191,7 @@ def _view(module: nn.Module, places: dict[int, str], made: dict[int, nn.Module])
     else:
         view = cast("nn.Module", object.__new__(type(module)))
         own: dict[str, Any] = {**module.__dict__, "training": False}
-        own.pop("_compiled_call_impl", None)  # of module.compile(): it reads the original
+        own.pop("_compiled_call_impl", None)  # of module.compile(): it runs the unfrozen module
         own |= {part: dict(own[part]) for part in ("_parameters", "_buffers")}
         view.__dict__.update(own)
     made[id(module)] = view
@@ -204,14 +207,14 @@ def _frozen(module: EmbeddingModule, name: str) -> FrozenRows:
     form = _FORMS.get(type(module))
     if form is None:
         raise NotSupportedError(
-            f"freeze of a {type(module).__name__}, a class of its own; hr.EmbeddingBags and "
+            f"freeze of a {type(module).__name__}, a subclass; only hr.EmbeddingBags and "
             f"hr.Embeddings can be frozen: hold one of them instead of deriving from it."
         )
     return form(module, name)
 
 
 def _train(view: nn.Module, mode: bool = True) -> nn.Module:
-    """In place of `train`: eval is what it is in."""
+    """Replaces `train` of frozen modules: raises for training mode, does nothing for eval mode."""
     if mode:
         refuse("train() of")
     return view

@@ -1,4 +1,4 @@
-"""Holds back the row updates of several backwards, and applies them as one."""
+"""Holds back the row updates of several backwards, and applies them as one update."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .embedding_modules import EmbeddingModule, collections_of, ranks_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableGradients:
-    """The summed gradients of the rows of one table; `counts` says how often each id occurred.
+    """The summed gradients of the rows of one table. `counts` are the occurrences of each id.
 
     Changing `grads` in place changes the update.
     """
@@ -29,7 +29,7 @@ class TableGradients:
 
 
 class HeldUpdates:
-    """Row updates of a model that wait: for clipping by the norm of all gradients."""
+    """Row updates of a model that wait, so that gradients can be clipped by their global norm."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -38,9 +38,10 @@ class HeldUpdates:
         self._unscaled = False
 
     def row_gradients(self) -> list[TableGradients]:
-        """The ids that have a gradient and its sum, of every table; each id once.
+        """Returns, for every table, the ids that have a gradient and the sum for each id.
 
-        Of a distributed model: of the rows that this rank owns, from all ranks. All ranks call it.
+        For a distributed model they are the gradients from all ranks for the rows that this rank
+        owns. All ranks must call it.
 
         >>> import hedgerow as hr
         >>> bags = hr.EmbeddingBags([hr.Table("user", 1)])
@@ -58,7 +59,7 @@ class HeldUpdates:
         ]
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scales all gradients, dense ones and those of rows, so that their norm is at most this.
+        """Scales all gradients, dense and of rows, so that their total norm is at most `max_norm`.
 
         Returns the norm before. Call it once, after the last backward.
         """
@@ -78,17 +79,17 @@ class HeldUpdates:
         return [one.grads for one in self.row_gradients()]
 
     def _norm_of_rows(self, rows: list[Tensor]) -> Tensor:
-        """Over the rows of all ranks: each has those it owns, while dense gradients are shared."""
+        """Returns the norm over the rows of all ranks. `rows` are the gradients on this rank."""
         norm = _norm([torch.linalg.vector_norm(grad) for grad in rows])
         if self._ranks.count == 1:
             return norm
         return torch.tensor(self._ranks.total(norm.double().square().item()) ** 0.5)
 
     def unscale_(self, scaler: torch.amp.GradScaler) -> bool:
-        """Divides row gradients by the scale; whether all gradients of the model are finite.
+        """Divides row gradients by the scale, once. Returns whether all gradients are finite.
 
-        The block does so by itself when it is left. To clip, call it before, after
-        `scaler.unscale_(optimizer)` and the last backward; it divides once.
+        It runs at the end of the block. To clip gradients, call it earlier, after the last backward
+        and `scaler.unscale_(optimizer)`. Dense gradients are checked, too.
         """
         rows = self._row_grads()
         if not self._unscaled:
@@ -104,10 +105,10 @@ class HeldUpdates:
 def hold_updates(
     model: nn.Module, scaler: torch.amp.GradScaler | None = None
 ) -> Iterator[HeldUpdates]:
-    """Gathers the row gradients of all backwards in the block; leaving it applies them once.
+    """Collects the row gradients of all backwards in the block, and applies them once at its end.
 
-    With a `scaler` they are unscaled first, and dropped where any gradient of the model is not
-    finite: there the scaler skips the dense step, too. What an error leaves is dropped.
+    With a `scaler`, they are unscaled first. If any gradient of the model is not finite, they are
+    discarded, as the scaler then skips the dense step, too. An error in the block discards them.
 
     >>> import hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 1)], init=hr.Zeros(), optimizer=hr.Sgd(lr=1.0))

@@ -1,4 +1,4 @@
-"""Builds the stores that hold a module's rows in this process: in host memory, on a device."""
+"""Builds the stores that hold a module's rows in this process, in host memory or on a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..tables.multi.host_tables import HostTables
 
 
 def in_host_memory(configs: Mapping[str, TableConfig], clock: Clock) -> ModuleStore:
-    """Empty tables in host memory."""
+    """Returns empty tables in host memory."""
     return HostTables(configs, clock=clock)
 
 
@@ -25,7 +25,7 @@ def on_a_device(
     capacity_rows: Mapping[str, int] | None = None,
     on_host: Sequence[str] = (),
 ) -> ModuleStore:
-    """Empty tables on a device, but for those `on_host`."""
+    """Returns empty tables on a device, except those named in `on_host`."""
     from ..tables.multi.device_tables import DeviceTables  # needs Triton
 
     return DeviceTables(

@@ -1,4 +1,4 @@
-"""The tables of a model: statistics, owners of keys, shards, and a description to compare."""
+"""The tables of a model: statistics, routers, shards, and a description for comparing ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..tables.host import HostTable
 
 
-_HELD = ("index_bytes", "row_bytes", "slack_bytes")  # of rows, without outputs kept for reuse
+_HELD = ("index_bytes", "row_bytes", "slack_bytes")  # without output tensors kept for reuse
 
 
 def stats(thing: LocalTable | nn.Module) -> dict[str, TableStats]:
@@ -48,9 +48,9 @@ def stats(thing: LocalTable | nn.Module) -> dict[str, TableStats]:
 
 
 def summary(model: nn.Module) -> str:
-    """One line a table and one for the dense rest.
+    """Returns a text with one line per table and one line for the dense weights.
 
-    Rows and bytes are those of this process; of a model on servers, those of all servers.
+    Rows and bytes are those of this process, or of all servers for a model on servers.
 
     >>> import hedgerow as hr
     >>> print(hr.summary(hr.EmbeddingBags([hr.Table("item", 2)])))
@@ -96,7 +96,7 @@ def summary(model: nn.Module) -> str:
 
 
 def tables_of(model: nn.Module) -> dict[str, HostTable]:
-    """Every table of a model by name; two modules with tables of one name are refused."""
+    """Returns every table of a model by name. Raises `InputError` if two have the same name."""
     every = collections_of(model)
     _check_names([name for one in every for name in one.store.names])
     return {name: one.table(name) for one in every for name in one.store.names}
@@ -111,7 +111,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def routers_of(model: nn.Module, shards: int = 1) -> dict[str, Router]:
-    """One router for every table by name.
+    """Returns one router per table, by name.
 
     >>> import hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2, dist_type="continuous", rows=100)])
@@ -126,10 +126,11 @@ def routers_of(model: nn.Module, shards: int = 1) -> dict[str, Router]:
 
 
 def row_shards(model: nn.Module) -> list[RowShard]:
-    """What this process can follow: all rows, those that its rank owns, or those of every server.
+    """Returns the shards whose changes this process can follow.
 
-    Servers are asked over connections of their own. Where several processes train on the same
-    servers, one of them follows.
+    These are all rows, the rows that this rank owns, or the shards of all servers. Servers are read
+    over separate connections. If several processes train on the same servers, only one of them
+    should follow.
 
     >>> import hedgerow as hr
     >>> shards = row_shards(hr.EmbeddingBags([hr.Table("user", 2)]))
@@ -152,7 +153,9 @@ def row_shards(model: nn.Module) -> list[RowShard]:
 
 
 def describe_model(model: nn.Module, collections: Sequence[EmbeddingModule]) -> dict[str, str]:
-    """What ranks must agree on, by name: the tables of each module, and what of the rest learns.
+    """Returns what ranks must agree on, by name.
+
+    These are the tables of each module, and the number of dense parameters that are trained.
 
     >>> import hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -176,7 +179,7 @@ def _settings(one: EmbeddingModule, table: Table) -> dict[str, str]:
     config = one.table(table.name).config
     try:
         made = config.to_dict()
-    except ConfigError:  # a rate is a function, which has no words
+    except ConfigError:  # a rate is a function, which cannot be written as text
         kinds = [f"{type(s.init).__name__}, {type(s.optimizer).__name__}" for s in config.segments]
         made = {"segments": kinds, "seed": config.seed}
     return own | {name: str(value) for name, value in made.items()}

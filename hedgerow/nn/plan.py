@@ -1,4 +1,4 @@
-"""Makes a plan for the tables of a model."""
+"""Plans where the tables of a model are placed."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def spec_of(
     ids_per_sample: Mapping[str, float] | None = None,
     stats: KeyStats | None = None,
 ) -> TableSpec:
-    """One table with its size; `ids_per_sample` by feature, 1 where nothing is said.
+    """Returns the planner's description of one table of `rows` rows.
 
-    The rule by which ranks share its ids is the table's own.
+    `ids_per_sample` is given by feature and defaults to 1. The rule by which ranks share the ids is
+    the table's own `dist_type`.
 
     >>> spec = spec_of(Table("item", 16, features=["item", "seen"], dist_type="roundrobin"), 1000)
     >>> spec.dist_type, spec.optimizer, len(spec.features)
@@ -57,7 +58,11 @@ def spec_of(
 
 
 def specs_of(model: nn.Module, rows: Mapping[str, int] | None = None) -> list[TableSpec]:
-    """All tables of a model. Rows are as given, as the table says, or those that are there now."""
+    """Returns the planner's description of all tables of a model.
+
+    The number of rows is taken from `rows`, else from `rows=` of the table, else from the present
+    size.
+    """
     given, found = dict(rows or {}), []
     for table, size in tables_with_sizes(model):
         count = given.pop(table.name, None) or table.rows or size
@@ -74,7 +79,7 @@ def specs_of(model: nn.Module, rows: Mapping[str, int] | None = None) -> list[Ta
 
 
 def tables_with_sizes(model: nn.Module) -> list[tuple[Table, int]]:
-    """Every table of a model, and the rows that this process has of it."""
+    """Returns every table of a model, with the number of its rows in this process."""
     if not isinstance(model, nn.Module):
         raise DtypeError(f"plan of a {type(model).__name__}; pass an nn.Module.")
     collections = collections_of(model)
@@ -99,7 +104,7 @@ def _refuse_twins(tables: Sequence[Table]) -> None:
 
 
 def _optimizer(table: Table) -> str:
-    """The name of its optimizer; of several segments, of the one with the most states."""
+    """Returns the name of the optimizer; with several segments, that with the most states."""
     kinds = [s.optimizer for s in table.resolve().segments if s.optimizer is not None]
     most = max(kinds, key=lambda kind: len(kind.rule().states))
     name = type(most).__name__.lower()
@@ -107,7 +112,7 @@ def _optimizer(table: Table) -> str:
 
 
 def _counter_rows(table: Table, rows: int) -> int:
-    """Ids that its admission counts: those of a window, or as many as it has rows."""
+    """Returns how many ids the admission rule counts: its window, or as many as the rows."""
     rule = table.admit
     if not isinstance(rule, Count | Within) or rule.n == 1:
         return 0
@@ -124,13 +129,13 @@ def plan(
     reserve: Reserve | None = None,
     pin: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Where every table of the model should live on those machines: `hr.distribute` follows it.
+    """Returns a plan of where each table of the model is placed, which `hr.distribute` can follow.
 
-    A table's size is `rows` here, `rows=` of its hr.Table, or the rows it has now. Its `dist_type`
-    stands as it is. `batch` is samples of a rank and step. The reserve, if not given, is a share of
-    both memories, and room for the dense part of the model and the batches under way. `pin` gives
-    tables a mode, or one option such as "CACHING@0.1". More choices are in `hr.planner.plan`, which
-    takes TableSpecs.
+    The size of a table is given in `rows` here or by `rows=` of its hr.Table; otherwise it is the
+    present number of rows. Its `dist_type` does not change. `batch` is the number of samples per
+    rank and step. By default the reserve is a share of both memories, plus the memory of the dense
+    weights and of the batches in progress. `pin` sets the mode of tables by name, or one option
+    such as "CACHING@0.1". `hr.planner.plan`, which takes TableSpecs, has more parameters.
 
     >>> import hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("item", 16, rows=1_000_000, dist_type="roundrobin")])
@@ -151,7 +156,7 @@ def plan(
 
 
 def _dense_bytes(model: nn.Module) -> int:
-    """What every rank has whole while it trains: weights, their states and gradients, buffers."""
+    """Returns the bytes of dense weights, gradients, optimizer states and buffers on a rank."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
     return dense_size(weights, buffers)
@@ -162,9 +167,9 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
-    """Who owns the rows of one table, and what a row takes. `owner` is a formula of the id.
+    """The owners of the rows of one table, and the bytes of a row. `owner` is a formula of the id.
 
-    `rows` is what the user said, None if nothing; `rows_per_rank` the fair share of them.
+    `rows` is the number that the user gave, or None. `rows_per_rank` is an equal share of it.
     """
 
     name: str
@@ -174,18 +179,18 @@ class TablePlan:
     owner: str
     rows: int | None
     rows_per_rank: int | None
-    row_bytes: int  # values alone
-    state_bytes: int  # of the optimizer
+    row_bytes: int  # of the values only
+    state_bytes: int  # of the optimizer states
     optimizer: str
     features: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns the plan as a dict that JSON can hold."""
         return {**asdict(self), "ranks": list(self.ranks), "features": list(self.features)}
 
 
 def plain_plan(tables: Sequence[Table], ranks: int) -> list[TablePlan]:
-    """What `hr.distribute` does with these tables on so many ranks; it makes no table.
+    """Returns how `hr.distribute` places these tables on `ranks` ranks. It creates no table.
 
     >>> (found,) = plain_plan([Table("item", 16, rows=1000)], 4)
     >>> found.owner, found.rows_per_rank, found.row_bytes, found.state_bytes

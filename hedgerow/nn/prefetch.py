@@ -1,4 +1,4 @@
-"""Looks up the rows of the next batches while the model works on this one."""
+"""Looks up the rows of the next batches while the model works on the current one."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ B = TypeVar("B")
 
 
 def prefetch(model: nn.Module, batches: Iterable[B], *, depth: int = 1) -> PrefetchedBatches[B]:
-    """The batches, one after the other, each with its rows on the way up to `depth` before.
+    """Returns the batches one by one, and looks up the rows of up to `depth` later ones meanwhile.
 
-    Another thread takes the next batches and looks up what the model asked for of the batch before
-    them: lookups and their journey over ranks take place while the model works. The rows of a batch
-    then lack the updates of up to `depth` steps: `counters` of the result tell the "stale_steps" of
-    all batches together, and how many calls of the model were "read_ahead" and "read_now". Depth 0
-    is off.
+    A second thread takes later batches and looks up the features that the model read of the batch
+    before. These lookups, including their exchange over ranks, run while the model works. The rows
+    of a batch can therefore lack the updates of up to `depth` steps. `counters` of the result count
+    "stale_steps", the sum of these delays over all batches, and the calls of the model that were
+    "read_ahead" and "read_now". Depth 0 turns prefetching off.
 
-    Of tables that are cached on a device only what the caches lack is read before, and comes when
-    the model is called: those calls are "brought", and their rows lack nothing.
+    For tables that are cached on a device, only rows that the cache lacks are read in advance. They
+    enter the cache when the model is called. Such calls are counted as "brought", and their rows
+    lack no update.
 
-    A batch is an `IdBatch` or holds some, as those of `hr.data`; the model is called with the very
-    same. Every rank of a distributed model does alike.
+    A batch is an `IdBatch` or contains some, as the batches of `hr.data`. The model must be called
+    with the same `IdBatch` objects. All ranks of a distributed model must prefetch in the same way.
 
     >>> import hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 2)], optimizer=hr.Sgd(lr=1.0))
@@ -52,7 +53,7 @@ def prefetch(model: nn.Module, batches: Iterable[B], *, depth: int = 1) -> Prefe
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a model asked for: of which collection, with which of a batch's ids, which features."""
+    """A read by a model: the module, the position of the `IdBatch` in the batch, the features."""
 
     collection: int
     place: int
@@ -61,20 +62,21 @@ class _Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PrefetchedBatch(Generic[B]):
-    """A batch, its ids, what was looked up of them, and what caches are to be told of."""
+    """A batch, its ids, the lookups made for it, and the keys that caches must prefetch."""
 
     batch: B
     ids: list[IdBatch]
     found: dict[_Call, Lookup]
     asked: dict[_Call, FeatureKeys]
-    told: set[_Call] = field(default_factory=set)  # of those
+    told: set[_Call] = field(default_factory=set)  # calls of `asked` that caches have received
 
 
 class PrefetchedBatches(Generic[B]):
-    """Batches whose rows come before they are asked for. Single-owner; iterate once, or `close`.
+    """Batches whose rows are looked up in advance. Single-owner.
 
-    While it is open, all reads of the model go through its thread: those of one group of ranks may
-    never pass each other.
+    Iterate over it once, or call `close`. While it is open, reads of the model run in its thread,
+    apart from reads through caches on a device. The reads of a group of ranks thus keep their
+    order.
     """
 
     def __init__(
@@ -82,9 +84,9 @@ class PrefetchedBatches(Generic[B]):
     ) -> None:
         for one in collections:
             if one.ahead is not None:
-                raise StateError("the model reads ahead for other batches; close that first.")
+                raise StateError("the model prefetches other batches; close that prefetch first.")
         self._collections = collections
-        self._calls: list[_Call] = []  # of the batch that was taken last
+        self._calls: list[_Call] = []  # of the model on the batch that was taken last
         self._here: _PrefetchedBatch[B] | None = None
         source = (Item(batch, self._step()) for batch in batches)
         self._queue = Prefetch(source, partial(self._look_up, (), ()), depth)
@@ -111,14 +113,14 @@ class PrefetchedBatches(Generic[B]):
             self.close()
 
     def close(self) -> None:
-        """Ends the thread, once what it does is done; the model reads by itself again."""
+        """Ends the thread after its present work. The model then reads without prefetching."""
         self._queue.close()
         self._here = None
         for one in self._collections:
             one.ahead = None
 
     def found(self, collection: EmbeddingModule, batch: IdBatch, keys: FeatureKeys) -> Lookup:
-        """The rows of a call, read ahead or now."""
+        """Returns the rows of a call, which were prefetched or are read now."""
         number, here = self._collections.index(collection), self._here
         place = _place(batch, here.ids) if here is not None and collection.training else None
         if here is not None and place is not None:
@@ -130,7 +132,7 @@ class PrefetchedBatches(Generic[B]):
             if call in here.asked:
                 self.counters.add("brought")
                 self._tell_caches()
-                own = here.asked.pop(call)  # the very ids that the caches were told of
+                own = here.asked.pop(call)  # the same tensor of ids that the caches received
                 return collection.look_up(own, training=True, step=collection.updates.step)
         self.counters.add("read_now")
         training, step = collection.training, collection.updates.step
@@ -138,14 +140,14 @@ class PrefetchedBatches(Generic[B]):
         def look_up() -> Lookup:
             failed = self._queue.failed
             if failed is not None and collection.ranks.count > 1:
-                raise failed  # a lookup of its batch is missing: others would take this one for it
+                raise failed  # other ranks would mistake this lookup for the one that failed
             return collection.look_up(keys, training=training, step=step)
 
         return self._queue.in_turn(look_up)
 
     def _take(self) -> _PrefetchedBatch[B] | None:
-        # What is started now is told now what to look up: ranks that asked their own thread later
-        # could find different calls, and wait for each other for ever.
+        # The calls are fixed when the work starts. If each thread read them later, ranks could see
+        # different calls and wait for each other forever.
         steps = tuple(one.updates.step for one in self._collections)
         calls = tuple(dict.fromkeys(self._calls)) if self._queue.capacity else ()
         self._queue.work = partial(self._look_up, calls, steps)
@@ -156,7 +158,7 @@ class PrefetchedBatches(Generic[B]):
         return self._here
 
     def _tell_caches(self) -> None:
-        """Of batches that are ready; in the thread that trains, whose the caches are."""
+        """Sends the keys of batches that are ready to the caches. Runs in the training thread."""
         for item in self._queue.ready():
             ready = item.value
             for call, keys in ready.asked.items():
@@ -168,7 +170,7 @@ class PrefetchedBatches(Generic[B]):
     def _look_up(
         self, calls: tuple[_Call, ...], steps: tuple[int, ...], item: Item[B]
     ) -> _PrefetchedBatch[B]:
-        """In the other thread."""
+        """Looks up the rows of a batch; runs in the second thread."""
         ids = id_batches(item.value)
         found: dict[_Call, Lookup] = {}
         asked: dict[_Call, FeatureKeys] = {}
@@ -186,7 +188,7 @@ class PrefetchedBatches(Generic[B]):
 
 
 def id_batches(batch: Any) -> list[IdBatch]:
-    """All ids of a batch, in lists, mappings and dataclasses, too."""
+    """Returns all `IdBatch` objects of a batch, also those in lists, mappings and dataclasses."""
     if isinstance(batch, IdBatch):
         return [batch]
     if isinstance(batch, Mapping):

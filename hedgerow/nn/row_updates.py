@@ -1,4 +1,4 @@
-"""Row gradients between backward() and the update at its end, and eviction after updates."""
+"""Collects row gradients during backward(), applies them at its end, and then evicts rows."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ if TYPE_CHECKING:
     from ..tables.host import HostTable
 
 
-# A share of the room, or of the age. A walk over all rows for one row too many would cost more
-# than the update; the smaller the share, the more walks, the larger, the longer rows stay.
+# Eviction runs once the rows exceed the limit by one eighth, or once per eighth of the age. A scan
+# of all rows for each row above the limit would cost more than the update. A smaller part means
+# more scans. A larger part means that rows stay longer.
 _SHARE = 8
 
 
 @runtime_checkable
 class SizeBound(Protocol):
-    """A table that knows a bound of its size without waiting."""
+    """A table with an upper bound of its size that is known without waiting for the device."""
 
     def size_at_most(self) -> int:
-        """As many rows as there may be."""
+        """Returns an upper bound of the number of rows."""
         ...
 
 
 class Evictions:
-    """Runs rules where it is time; holds no state of its own, so that a resumed run goes on alike.
+    """Runs the eviction rules of tables when they are due.
 
-    A rule of room waits until a table holds an eighth more than its rows; over ranks every shard
-    keeps its share of them. A rule of age runs once
-    in an eighth of the age: when the clock has passed from one such period into the next since the
-    tables' newest update.
+    It has no state, so a resumed run evicts like an uninterrupted one. A rule of size is due when a
+    table holds an eighth more rows than the rule allows. Over ranks, each shard may keep its share
+    of these rows. A rule of age is due once per eighth of the age: when the clock has entered a new
+    such period since the newest update of the tables.
     """
 
     def __init__(self, tables: Sequence[HostTable], rank: int = 0, ranks: int = 1) -> None:
@@ -50,11 +51,11 @@ class Evictions:
         self._rank, self._ranks = rank, ranks
 
     def __bool__(self) -> bool:
-        """Whether any table has a rule."""
+        """Returns whether any table has a rule."""
         return bool(self._tables)
 
     def __call__(self, before_s: int, now_s: int) -> None:
-        """After an update at `now_s`; `before_s` is the time of the one before."""
+        """Runs the rules that are due after an update at `now_s`, the last being at `before_s`."""
         for table in self._tables:
             rule = table.config.evict
             rows = self._share(rule.rows) if isinstance(rule, Lru | Lfu) else None
@@ -62,7 +63,7 @@ class Evictions:
                 _ = table.evict() if rows is None else table.evict(rows=rows)
 
     def _share(self, rows: int) -> int:
-        """What this rank's shard may keep of the rows that all shards together may keep."""
+        """Returns this rank's share of the rows that all shards together may keep."""
         return max(1, rows // self._ranks + (self._rank < rows % self._ranks))
 
 
@@ -81,29 +82,32 @@ def _is_due(
 
 
 class _Learn(Protocol):
-    """One update of the rows."""
+    """Makes one update of the rows."""
 
     def __call__(self, *, step: int, ts: int) -> object: ...
 
 
 class _Backward:
-    """What one running backward has collected. Only torch holds it: a failed one leaves nothing."""
+    """The gradients that one running backward has collected.
+
+    Only torch holds a reference to it, so a backward that fails leaves nothing behind.
+    """
 
     def __init__(self) -> None:
         self.found: list[Gradients] = []
 
 
 class RowUpdates:
-    """Collects row gradients and applies them once, when a backward ends. Single-owner.
+    """Collects row gradients, and applies them once at the end of a backward. Single-owner.
 
-    `held` counts the blocks that hold updates back: then gradients add up until the last is left.
-    `step` counts updates; schedules and bias corrections follow it. An update in which no id has a
-    gradient counts if autograd gave one, of no rows, as with torch's sparse optimizers. After an
-    update, rows leave as the rules of the tables say.
+    `held` counts the open blocks that hold updates back; gradients are added up until the last
+    block ends. `step` counts updates; schedules and bias corrections depend on it. A backward that
+    gives gradients of no rows still counts as an update, as with torch's sparse optimizers. After
+    an update, rows are evicted by the rules of the tables.
 
-    An update of a store whose rows are spread over ranks is a collective of all ranks. Then
-    `gradients` and `apply` take part also where nothing waits, and the first gradient of a backward
-    makes all modules `together` take part at its end, in their order.
+    If rows are spread over ranks, an update is a collective of all ranks. `gradients` and `apply`
+    then take part even if this rank has no gradients. The first gradient of a backward makes all
+    modules in `together` take part at its end, in their order.
     """
 
     def __init__(self, store: ModuleStore, clip: ClipRow | None, clock: Clock) -> None:
@@ -120,16 +124,16 @@ class RowUpdates:
     def set_store(
         self, store: ModuleStore, evict: Evictions, together: Sequence[RowUpdates]
     ) -> None:
-        """Rows are in this store from now on, and leave as `evict` says."""
+        """Replaces the store that is updated, and the eviction that follows an update."""
         self._store, self._evict, self._together = store, evict, together
 
     @property
     def store(self) -> ModuleStore:
-        """Where rows learn."""
+        """The store whose rows are updated."""
         return self._store
 
     def collect(self, read: ReadRecord, grads: Sequence[Tensor | None]) -> None:
-        """Called by autograd, once for every read that took part in the loss."""
+        """Takes gradients from autograd, once for every read that took part in the loss."""
         task = torch._C._current_graph_task_id()
         if task not in self._running:
             for one in self._together:
@@ -151,20 +155,21 @@ class RowUpdates:
             self.apply()
 
     def gradients(self) -> SummedGradients:
-        """What waits: every id once. Changing the gradients changes the update.
+        """Returns the gradients that wait to be applied, summed per id.
 
-        Over ranks: of the rows of this rank, what all ranks gave.
+        Changing them in place changes the update. Over ranks, they are the gradients from all ranks
+        for the rows that this rank owns.
         """
         merged = self._sums()
         self._waiting, self._merged = [], merged
         return merged
 
     def drop(self) -> None:
-        """Forgets what waits."""
+        """Discards the gradients that wait to be applied."""
         self._waiting, self._merged = [], None
 
     def apply(self) -> None:
-        """One optimizer step for every row that has a gradient."""
+        """Makes one optimizer step for every row that has a gradient."""
         if self._merged is not None:
             merged = self._sums()
             self.drop()
@@ -201,13 +206,16 @@ class RowUpdates:
         )
 
     def _sums(self) -> SummedGradients:
-        """What was summed before, and what waits."""
+        """Returns the sum of all gradients that wait, including those summed by an earlier call."""
         at, grads = self._joined(self._waiting)
         found = self._store.summed_gradients(at, grads, given=bool(self._waiting))
         return found if self._merged is None else self._merged.with_later(found)
 
     def _joined(self, waiting: Sequence[Gradients]) -> tuple[TableKeys | Lookup, Tensor]:
-        """All that waits, table after table, in the order of lookups and features."""
+        """Returns the keys and the gradients of all reads that wait.
+
+        The gradients are table after table; within a table, in the order of reads and features.
+        """
         found = list[Lookup]()
         by_table: dict[int, list[Tensor]] = {}
         for one in waiting:
@@ -228,10 +236,10 @@ class RowUpdates:
         return TableKeys(nothing, (0,) * (len(self._store.names) + 1)), flat
 
     def _flat(self, grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
-        """Gradients one after the other, each copied once, whatever its strides.
+        """Returns the gradients in one flat tensor. Each is copied once, whatever its strides.
 
-        In the memory of the update before: what the system gives anew costs more than the copy.
-        The memory of a device is kept by torch.
+        In host memory the tensor of the previous update is reused: new memory from the system costs
+        more than the copy. On a device torch reuses memory by itself.
         """
         floats, device = 0, self._store.device
         for grad in grads:

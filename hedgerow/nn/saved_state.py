@@ -1,7 +1,7 @@
-"""What a checkpoint holds of a model beside its rows: dense tensors, and other state as JSON.
+"""The dense tensors and other state of a model in a checkpoint, without rows.
 
-Version 0.1 wrote the dense part as a folder of `torch.distributed.checkpoint`. Its metadata is a
-pickle, which may run any code, so it is read only if the caller trusts it.
+Version 0.1 wrote the dense part as a folder of `torch.distributed.checkpoint`. The metadata of such
+a folder is a pickle, which can run any code. It is read only if the caller trusts it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..tables.checkpoint.files import check_file, check_plain, chunks_of, sha256
 from ..tables.checkpoint.manifest import DENSE, CheckpointManifest
 from ..tables.checkpoint.writer import Dense
 
-# Types that every release of safetensors since 0.5 reads. Others are stored as bytes, with one more
-# dimension, and `_TYPES` in the file's own metadata says what they are.
+# Types that every release of safetensors since 0.5 reads. Other types are stored as bytes, with one
+# more dimension. The entry `_TYPES` of the file's metadata then names the type of each tensor.
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -57,7 +57,7 @@ _PIECE_BYTES = 2**24
 
 
 def dense_part(tensors: Mapping[str, Tensor]) -> Dense:
-    """The file of these tensors, for a save to write.
+    """Returns the safetensors file of these tensors, for a save to write.
 
     >>> dense_part({"a": torch.ones(2)}).file_bytes
     136
@@ -92,7 +92,7 @@ def dense_part(tensors: Mapping[str, Tensor]) -> Dense:
 def _check_header(name: str, tensor: Tensor) -> None:
     known = tensor.dtype in _NAMES or tensor.dtype in _AS_BYTES.values()
     plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
-    wrapped = hasattr(tensor, "__tensor_flatten__")  # DTensor, tensors of torchao
+    wrapped = hasattr(tensor, "__tensor_flatten__")  # DTensor and the tensors of torchao
     if not known or not plain or wrapped or tensor.is_meta:
         raise InputError(
             f"{name} is a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}, on "
@@ -102,7 +102,7 @@ def _check_header(name: str, tensor: Tensor) -> None:
 
 
 def _pieces(tensor: Tensor) -> Iterable[memoryview]:
-    """The bytes of a tensor, some at a time."""
+    """Yields the bytes of a tensor in pieces."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     if not plain.numel():
         return
@@ -112,7 +112,7 @@ def _pieces(tensor: Tensor) -> Iterable[memoryview]:
 
 
 class DenseFile:
-    """The tensors of a file whose checksum was proved; each is read when it is asked for."""
+    """The tensors of a safetensors file whose checksum was verified. Each is read on demand."""
 
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
@@ -124,13 +124,13 @@ class DenseFile:
         self._types = self._read_types()
 
     def tensor(self, name: str) -> Tensor:
-        """A copy of one tensor."""
+        """Returns a copy of one tensor."""
         if name not in self.names:
             raise CheckpointError(f"{self._path} lacks the tensor {name!r}; it is damaged.")
         found: Tensor = self._parsed(lambda: self._file.get_tensor(name).clone())
         if name in self._types:
             return self._parsed(lambda: _typed(found, self._types[name]))
-        if found.dtype == torch.bool:  # a byte of a file may be neither 0 nor 1
+        if found.dtype == torch.bool:  # a byte in the file may be neither 0 nor 1
             return found.view(torch.uint8).ne(0)
         return found
 
@@ -140,26 +140,26 @@ class DenseFile:
         if not isinstance(types, dict) or not all(
             isinstance(word, str) and word in _AS_BYTES for word in types.values()
         ):
-            raise CheckpointError(f"{self._path} names types of tensors that are none: {types!r}.")
+            raise CheckpointError(f"{self._path} names unknown types of tensors: {types!r}.")
         return {name: _AS_BYTES[word] for name, word in types.items()}
 
     def _parsed(self, read: Callable[[], Any]) -> Any:
-        """What `read` gives; the file may hold anything, and the reader raise anything."""
+        """Returns the result of `read`. Turns any error into a `CheckpointError`."""
         try:
             return read()
         except CheckpointError:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"{self._path} is no readable safetensors file: {error}."
+                f"{self._path} is not a readable safetensors file: {error}."
             ) from error
 
 
 def _typed(found: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as the elements that they are."""
+    """Returns bytes as a tensor of `dtype`."""
     if found.dtype != torch.uint8 or not found.shape or found.shape[-1] != dtype.itemsize:
         raise CheckpointError(
-            f"bytes of shape {tuple(found.shape)} and type {found.dtype} are no {dtype}"
+            f"bytes of shape {tuple(found.shape)} and type {found.dtype} cannot be read as {dtype}"
         )
     return found.reshape(-1).view(dtype).reshape(found.shape[:-1])
 
@@ -167,7 +167,7 @@ def _typed(found: Tensor, dtype: torch.dtype) -> Tensor:
 def check_shapes(
     where: object, saved: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]
 ) -> None:
-    """Raises where a saved tensor has another shape than the model's."""
+    """Raises `CheckpointError` if a saved tensor and the model's tensor differ in shape."""
     for name, shape in shapes.items():
         if tuple(saved[name].shape) != tuple(shape):
             raise CheckpointError(
@@ -178,9 +178,9 @@ def check_shapes(
 
 
 def check_folder(folder: Path, files: Mapping[str, str]) -> None:
-    """The folder has exactly these files, with these checksums, and all of them are plain."""
+    """Raises `CheckpointError` unless the folder holds just these files with these checksums."""
     if folder.is_symlink() or not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder; the manifest names one.")
+        raise CheckpointError(f"{folder} is not a folder; the manifest names one.")
     paths = sorted(folder.iterdir())
     for path in paths:
         check_plain(path)
@@ -192,7 +192,7 @@ def check_folder(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def read_dcp(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the tensors of `wanted`, which says shape and type, and of all others."""
+    """Returns copies of all saved tensors. `wanted` are tensors of the expected shape and type."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -205,21 +205,21 @@ def read_dcp(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if isinstance(about, TensorStorageMetadata):
                 empty = torch.empty(about.size, dtype=about.properties.dtype)
                 state.setdefault(name, empty)
-        with warnings.catch_warnings():  # that one process is one process
+        with warnings.catch_warnings():  # it warns that this process reads alone
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(state, checkpoint_id=folder, no_dist=True)
-    except (CheckpointException, Exception) as error:  # the first is no Exception
+    except (CheckpointException, Exception) as error:  # the first is not an Exception
         raise CheckpointError(f"{folder} does not fit the model: {error}") from error
     return state
 
 
 MODEL, OBJECT = "model.", "object."
-"""How names of the model's tensors begin, and those of what is no tensor in its state."""
+"""Prefixes of names in a checkpoint: of the model's tensors, and of its other state."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedState:
-    """What a caller of `load` asks for: extras by name, into a model with so many modules."""
+    """What a caller of `load` needs: extras by name, and a number of modules with tables."""
 
     extras: tuple[str, ...]
     modules: int
@@ -228,7 +228,7 @@ class RequestedState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckpointedModel:
-    """A model's dense part and its state, as a manifest has them."""
+    """The dense part and the other state of a model in a checkpoint, described by its manifest."""
 
     folder: Path
     manifest: CheckpointManifest
@@ -238,7 +238,11 @@ class CheckpointedModel:
 
     @staticmethod
     def of(folder: Path, manifest: CheckpointManifest, wanted: RequestedState) -> CheckpointedModel:
-        """What is there, once it is whole, safe to read, and of such a model with such extras."""
+        """Returns the saved model, after checking it against its manifest and against `wanted`.
+
+        Raises `CheckpointError` if the dense part is damaged or not trusted, or if the number of
+        modules or the extras do not match.
+        """
         about = manifest.metadata
         if "dense" not in about and manifest.dense is None:
             raise CheckpointMissingError(
@@ -257,8 +261,8 @@ class CheckpointedModel:
             )
         if len(updates) != wanted.modules:
             raise CheckpointError(
-                f"{folder} is of a model with {len(updates)} modules of tables; this one has "
-                f"{wanted.modules}."
+                f"{folder} was saved from a model with {len(updates)} modules that have tables; "
+                f"this model has {wanted.modules}."
             )
         extras = _field(folder, about, "extras", dict)
         for name in wanted.extras:
@@ -271,7 +275,10 @@ class CheckpointedModel:
         return CheckpointedModel(folder, manifest, tuple(updates), extras, objects)
 
     def open(self, wanted: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
-        """What gives a tensor of the dense part by name; `wanted` are those of the model."""
+        """Returns a function that reads a tensor of the dense part by its name.
+
+        `wanted` are the tensors of the model.
+        """
         entry, old = self.manifest.dense, self.manifest.dense_folder
         if entry is not None:
             return DenseFile(self.folder / entry.file).tensor
@@ -285,7 +292,7 @@ class CheckpointedModel:
         return tensor
 
     def object(self, name: str) -> Any:
-        """What the model's state holds under a name, and is no tensor."""
+        """Returns a value of the model's state dict that is not a tensor."""
         if name not in self.objects:
             raise CheckpointError(
                 f"{self.folder} does not fit the model: it lacks {name!r}, which the state of the "
@@ -295,13 +302,13 @@ class CheckpointedModel:
 
 
 def _check_old(folder: Path, manifest: CheckpointManifest, *, trusted: bool) -> None:
-    """A dense part of version 0.1 is whole, and the caller trusts it."""
+    """Checks a dense part of version 0.1. Raises `CheckpointError` if it is not trusted."""
     name = manifest.dense_folder
     if name is None:
         raise CheckpointError(
             f"{folder}: metadata.dense is {manifest.metadata.get('dense')!r}; it must be "
-            f"{DENSE!r} beside a blob of that name, or the name of a folder as version 0.1 wrote "
-            f"them: dense- and 12 hexadecimal digits."
+            f"{DENSE!r} with a blob of that name, or a folder that version 0.1 wrote, named "
+            f"dense- and 12 hexadecimal digits."
         )
     if not trusted:
         raise CheckpointError(
@@ -328,9 +335,9 @@ _FLOATS = ("inf", "-inf", "nan")
 
 
 def take_apart(name: str, state: object) -> tuple[Any, list[Tensor]]:
-    """`state` with a number in the place of each tensor, and the tensors.
+    """Returns `state` with each tensor replaced by its number, and the list of tensors.
 
-    Dicts may have keys that are no strings, and tuples stay tuples: JSON alone keeps neither.
+    Keys of dicts that are not strings, and tuples, are preserved. Plain JSON would lose both.
 
     >>> import torch
     >>> plain, tensors = take_apart("optimizer", {"state": {0: torch.ones(2)}, "betas": (0.9, 1)})
@@ -377,7 +384,7 @@ def _key(path: str, key: object) -> str | int | float | bool | None:
 
 
 def put_together(name: str, plain: Any, tensor: Callable[[int], Tensor]) -> Any:
-    """What `take_apart` was given; `tensor` gives those that it took out, by number."""
+    """Returns the state that `take_apart` was given. `tensor` returns a tensor by its number."""
     try:
         return _whole(name, plain, tensor)
     except RecursionError as error:
@@ -410,4 +417,4 @@ def _whole(name: str, plain: Any, tensor: Callable[[int], Tensor]) -> Any:
 def _damaged(name: str, plain: Any) -> NoReturn:
     shown = repr(plain)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    raise CheckpointError(f"{name} has {shown}, which is no state; the checkpoint is damaged.")
+    raise CheckpointError(f"{name} has {shown}, which is not a state; the checkpoint is damaged.")

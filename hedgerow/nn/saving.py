@@ -1,4 +1,4 @@
-"""Saves and loads a model: on one process, over ranks, and on servers."""
+"""Saves and loads a model whose rows are in one process, on several ranks, or on servers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _DOING = "the save"
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """All of a model but its rows: what the manifest says of it, and its tensors."""
+    """Everything of a model except its rows: the metadata for the manifest, and the tensors."""
 
     metadata: dict[str, Any]
     dense: Dense
@@ -67,7 +67,10 @@ def save_over_ranks(
     step: int,
     overwrite: bool,
 ) -> CheckpointManifest:
-    """Complete on all ranks, or an error on all; `rest` is asked for on rank 0, which writes it."""
+    """Saves a model over ranks: all ranks complete the save, or all raise an error.
+
+    `rest` is called on rank 0, which writes everything except the rows.
+    """
     job = SharedSave(
         tables_of(model).values(),
         folder,
@@ -115,9 +118,9 @@ def save_on_servers(
     step: int,
     overwrite: bool,
 ) -> CheckpointManifest:
-    """Saves the rows of all servers and the rest of the model; returns the manifest of this save.
+    """Saves the rows of all servers and the rest of the model. Returns the manifest of this save.
 
-    The checkpoint is complete or not there.
+    A failed save leaves no partial checkpoint.
     """
     found = rest()
     return save_servers(
@@ -134,7 +137,10 @@ def save_on_servers(
 def load_on_servers(
     model: nn.Module, folder: Path, servers: ServerGroup, *, reroute: bool
 ) -> LoadResult:
-    """Every server takes the rows it owns, however many saved them, or whatever ranks did."""
+    """Loads rows into servers: every server takes the rows it owns.
+
+    The number of servers or ranks that saved the rows may differ.
+    """
     load_servers(servers.shards, folder, router=routers_of(model, servers.count), reroute=reroute)
     live = {table.name: table.also for table in servers.config.configs}
     chain = Chain.read(folder).as_live(live)
@@ -156,14 +162,14 @@ def _sizes(servers: ServerGroup) -> list[int]:
 
 
 class Stateful(Protocol):
-    """What can be saved beside a model: a scheduler, a data source, metrics."""
+    """An object that can be saved with a model, such as a scheduler, a data source or metrics."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers, strings, None; lists, tuples and dicts of them."""
+        """Returns tensors, numbers, strings and None, or lists, tuples and dicts of these."""
         ...
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Takes what `state_dict` gave."""
+        """Restores a state that `state_dict` returned."""
         ...
 
 
@@ -236,7 +242,7 @@ def load_model(
         job.weights_take()
         return loaded
     brought = ranks.together("the load", job.bring)
-    job.rows.prove(brought)  # the same answer on every rank
+    job.rows.prove(brought)  # all ranks get the same result
     ranks.together("the load", job.others_take)
     return job.finish()
 
@@ -278,7 +284,7 @@ def _taken_apart(name: str, state: object, tensors: dict[str, Tensor]) -> Any:
 
 
 class _ModelLoad:
-    """One rank's part of a load; nothing of the model changes before `others_take`."""
+    """One rank's part of a load. The model does not change before `others_take`."""
 
     def __init__(
         self,
@@ -294,10 +300,10 @@ class _ModelLoad:
         self._ranks, self._reroute, self._trusted = ranks, reroute, trusted
 
     def bring(self) -> dict[str, int]:
-        """Reads and checks all of it; how many rows of each table are this rank's."""
+        """Reads and checks everything. Returns how many rows of each table this rank takes."""
         folder, ranks = self._folder, self._ranks
         self._check_about()
-        self.rows = LoadJob(  # before the dense part: it knows whether the owner rules fit
+        self.rows = LoadJob(  # before the dense part: it checks whether the routing rules match
             folder,
             tables_of(self._model).values(),
             router=routers_of(self._model, ranks.count),
@@ -309,7 +315,7 @@ class _ModelLoad:
         return self.rows.bring()
 
     def read_rest(self) -> None:
-        """Reads and checks all but the rows."""
+        """Reads and checks everything except the rows."""
         self._check_about()
         self._read_state()
 
@@ -319,7 +325,7 @@ class _ModelLoad:
         self._saved = CheckpointedModel.of(self._folder, read_manifest(self._folder), wanted)
 
     def _read_state(self) -> None:
-        """The tensors of the model and of what was asked for."""
+        """Reads the model's dense tensors and other state, and the requested extras."""
         live = dense_state(self._model)
         tensors = {MODEL + name: value for name, value in live.items() if isinstance(value, Tensor)}
         saved = self._saved.open(tensors)
@@ -338,7 +344,7 @@ class _ModelLoad:
         return put_together(where, plain, lambda number: saved(f"{name}.{number}"))
 
     def others_take(self) -> None:
-        """Optimizer and extras come first, since they may refuse, and hold no rows."""
+        """Restores the optimizer and the extras. They come first, since they may raise an error."""
         for name, value in self._wanted.items():
             self._give(name, value, self._others[name])
 
@@ -347,19 +353,19 @@ class _ModelLoad:
             to.load_state_dict(state)
         except HedgerowError:
             raise
-        except Exception as error:  # it is another's, and the state may be anyone's
+        except Exception as error:  # the object and the state may be of any kind
             raise CheckpointError(
-                f"{self._folder}: the state of {name} does not fit the one that is here: {error!r}"
+                f"{self._folder}: the state of {name} does not fit the live one: {error!r}"
             ) from error
 
     def finish(self) -> LoadResult:
-        """Rows and weights."""
+        """Moves rows into the tables, then restores the dense weights."""
         loaded = self.rows.finish()
         self.weights_take()
         return loaded
 
     def weights_take(self) -> None:
-        """The dense part, and how many updates there were."""
+        """Restores the dense part and the count of updates of each module."""
         with dense_only(self._model) as model:
             self._give("the model", model, self._state)
         for one, step in zip(collections_of(self._model), self._saved.updates, strict=True):

@@ -1,4 +1,4 @@
-"""The rows of a module in its state_dict, and in deep copies of it."""
+"""Puts the rows of a module into its state_dict, and copies them in deep copies of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .embedding_modules import EmbeddingModule
 
 MOST_BYTES = 2**30
-"""What a `state_dict` carries of the rows of one module, or a copy of it: 1 GiB."""
+"""The most bytes of rows in the `state_dict` of one module, and in a deep copy: 1 GiB."""
 
 _ABSENT = (
     "which a state dict of version 0.1 or of dense weights alone does not have; load them with "
@@ -30,13 +30,13 @@ _SAVE = "Use hr.save(model, folder) and hr.load(model, folder)"
 
 
 def packed_rows(module: EmbeddingModule) -> Int8[Tensor, "bytes"]:
-    """All rows of a module, with optimizer states, times, filters and the count of its updates."""
+    """Returns all rows of a module with optimizer states, times, filters and update count."""
     _warn_of_other_ranks(module)
     return _pack_rows(module)
 
 
 def take_rows(module: EmbeddingModule, packed: object) -> None:
-    """Puts what `packed_rows` gave in the place of the module's rows: all of it, or nothing."""
+    """Replaces all rows of a module by those that `packed_rows` returned, or none."""
     _take_rows(module, _read_rows(module, packed), strict=True)
 
 
@@ -47,10 +47,11 @@ def load_rows(
     missing_keys: list[str],
     unexpected_keys: list[str],
 ) -> None:
-    """What `load_state_dict` does about the rows, which are under `key`.
+    """Loads the rows of a state dict, which are under `key`, for `load_state_dict`.
 
-    It adds to the lists what differs, as torch's modules do: torch then raises, unless the caller
-    said `strict=False`. Rows that are damaged or do not fit raise at once, and change nothing.
+    It adds missing and unexpected tables to the lists, as modules of torch do. torch then raises an
+    error unless `strict=False`. Rows that are damaged or do not fit raise at once, and nothing
+    changes.
     """
     if key not in state_dict:
         if not module.rows_apart:
@@ -65,7 +66,7 @@ def load_rows(
 
 
 class _StateKey(str):
-    """A key of a state dict that also says, in torch's message, what it stands for."""
+    """A state-dict key that adds an explanation when torch formats it in an error message."""
 
     __slots__ = ("about",)
     about: str
@@ -84,7 +85,7 @@ def _read_rows(module: EmbeddingModule, packed: object) -> PackedRows:
     found = PackedRows.of(packed)
     step = found.about.get("step")
     if type(step) is not int or not 0 <= step < 2**63:
-        raise CheckpointError(f"the rows of a state dict tell of {step!r} updates; damaged.")
+        raise CheckpointError(f"the rows of a state dict have {step!r} updates; they are damaged.")
     return found
 
 
@@ -94,7 +95,7 @@ def _take_rows(module: EmbeddingModule, found: PackedRows, *, strict: bool) -> N
 
 
 def copied(module: EmbeddingModule, memo: dict[int, Any]) -> EmbeddingModule:
-    """A deep copy of a module with tables in host memory: rows of its own, the same clock."""
+    """Returns a deep copy of a module with tables in host memory, with the same clock."""
     _check_here(module, "a copy of")
     store = module.store.emptied(module.clock)
     new: EmbeddingModule = object.__new__(type(module))
@@ -118,9 +119,9 @@ def _pack_rows(module: EmbeddingModule) -> Int8[Tensor, "bytes"]:
 
 
 def _warn_of_other_ranks(module: EmbeddingModule) -> None:
-    """Warns where each rank of a job trains rows of its own: a state dict holds those of one.
+    """Warns if each rank of a job trains its own rows: a state dict holds those of one rank.
 
-    DDP around a model without `hr.distribute` shares the dense weights alone, and trainers save the
+    DDP around a model without `hr.distribute` shares the dense weights only, and trainers save the
     state dict of rank 0.
     """
     job = job_rank()
@@ -135,7 +136,7 @@ def _warn_of_other_ranks(module: EmbeddingModule) -> None:
 
 
 def _check_here(module: EmbeddingModule, what: str) -> None:
-    """The rows are those of this process alone."""
+    """Raises `NotSupportedError` unless all rows are in this process."""
     where = ""
     if module.servers is not None:
         where = f"on {module.servers.count} servers"
@@ -143,9 +144,8 @@ def _check_here(module: EmbeddingModule, what: str) -> None:
         where = f"spread over {module.ranks.count} ranks"
     if where:
         raise NotSupportedError(
-            f"{what} a model whose rows are {where}: it would hold those of one process, and lose "
-            f"the others. {_SAVE}, called by every rank; model.named_parameters() are the dense "
-            f"weights."
+            f"{what} a model whose rows are {where}: it would contain the rows of one process "
+            f"only. {_SAVE}, called by every rank; model.named_parameters() are the dense weights."
         )
 
 

@@ -1,4 +1,4 @@
-"""Builds tables in two tiers: on a device and the host, or in memory and on disk."""
+"""Builds tables in two tiers: on a device and in host memory, or in host memory and on disk."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 IN_TIERS = (Mode.HYBRID, Mode.CACHING)
-_TOLERANCE = 0.02  # of the planned bytes; more is said
+_TOLERANCE = 0.02  # of the planned bytes; a larger difference is logged
 
 
 def tiers_as_planned(
     one: EmbeddingModule, placed: Sequence[Placed], device: torch.device
 ) -> TierTables:
-    """The tables of a collection, empty, each as its line of the plan says."""
+    """Returns empty tables of a module, each in the mode and size that the plan gives it."""
     configs, tables = one.store.configs_to_move(device), []
     lines = [line for line in placed if line.mode in IN_TIERS]
     asked = [(configs[line.name], planned_tiers(line)) for line in lines]
@@ -62,10 +62,10 @@ def tiers_as_planned(
 
 
 def planned_tiers(line: Placed) -> Tiers:
-    """Rows of the fast tier, and the slots of a device table for them.
+    """Returns the number of rows in the fast tier of a planned table, and of slots for them.
 
-    >>> from ..planner.placed import Forecast
-    >>> from ..planner.problem.variant import Variant
+    >>> from ..planner.plan import Forecast
+    >>> from ..planner.problem.options import Variant
     >>> line = Placed(name="item", variant=Variant(Mode.HYBRID, "0.1"), dist_type="roundrobin",
     ...     rows_per_rank=1000, row_bytes=64, hbm_bytes=0, ddr_bytes=0, forecast=Forecast(0.5, 0.0))
     >>> planned_tiers(line)
@@ -76,9 +76,10 @@ def planned_tiers(line: Placed) -> Tiers:
 
 
 def compare_with_plan(line: Placed, table: HostTable | DeviceTable | TierTable) -> float | None:
-    """How far the bytes of rows on a device are from the planned ones; logs what is more than 2 %.
+    """Returns the difference of actual and planned bytes of rows on a device, as a fraction.
 
-    None for a table in host memory, which takes memory as rows come.
+    Logs a warning above 2 %. Returns None for a table in host memory, whose memory grows with its
+    rows.
     """
     fast = table.fast if isinstance(table, TierTable) else table
     beside = table.device_bytes() if isinstance(table, TierTable) else 0
@@ -98,20 +99,20 @@ def compare_with_plan(line: Placed, table: HostTable | DeviceTable | TierTable) 
 
 
 def _room(line: Placed) -> tuple[int, int]:
-    """Rows that a table has on a device, and slots for them."""
+    """Returns how many rows of a table are on a device, and how many slots they need."""
     share, slots = line.variant.share, _slots(line)
     rows = max(1, line.rows_per_rank * share.numerator // share.denominator)
     return rows, slots.count(rows) - slots.extra
 
 
 def _slots(line: Placed) -> Slots:
-    """Our own tables' slots on a device, whatever layout the plan was made with."""
+    """Returns the slot layout of Hedgerow's own device tables, whatever layout the planner used."""
     tiers = {Mode.CACHING: HEDGEROW.cache, Mode.HYBRID: HEDGEROW.front}
     return tiers.get(line.mode, HEDGEROW.whole)
 
 
 _TS_BYTES = 8
-_LEAST_BYTES = 2**16  # of memory for a table with rows in a file: a call touches many pages
+_LEAST_BYTES = 2**16  # memory of a table with rows in a file: a call touches many pages
 
 
 def keep_on_disk(
@@ -121,17 +122,18 @@ def keep_on_disk(
     memory: str | int,
     rows: Mapping[str, int] | None = None,
 ) -> None:
-    """Keeps the rows of a model's tables within `memory` bytes of this process; others in files.
+    """Limits the memory of a model's rows to `memory` bytes per process. Other rows are in files.
 
-    Tables share the memory evenly; a small one that needs less than its part is whole in it, and
-    what it leaves goes to the others. Of those half is for their hottest rows (HYBRID), and half
-    for pages of a file in `folder`, which has no name and goes with the process. Indexes are in
-    memory beside: 16 to 20 bytes a row, 134 more for a hot one. No number changes by it.
+    The tables share the memory evenly. A table that needs less than its part is kept whole in
+    memory, and the remainder is divided among the others. Each of the others uses half of its part
+    for its hottest rows (HYBRID) and half for pages of an unnamed file in `folder`, which
+    disappears with the process. Indexes need additional memory: 16 to 20 bytes per row, and 134
+    more per hot row. The results are the same as without files.
 
-    A table's size is `rows` here, or `rows=` of its hr.Table; one that gets more rows than that
-    takes more memory if it was to be whole, and more of the disk if not. Call it before rows are
-    there, and before `hr.distribute`: each process then has its part of the rows, and its own
-    `memory`.
+    The size of a table is given in `rows` here or by `rows=` of its hr.Table. If a table gets more
+    rows than that, it takes more memory if it is kept whole, and more disk if it is not. Call it
+    before the tables have rows and before `hr.distribute`. Each process then holds its part of the
+    rows, within its own `memory`.
 
     >>> import hedgerow as hr, tempfile
     >>> model = hr.EmbeddingBags([hr.Table("item", 64, rows=100_000), hr.Table("shop", 8, rows=9)])
@@ -168,7 +170,7 @@ def _made(
     folder: str | os.PathLike[str],
     one: EmbeddingModule,
 ) -> HostTable | TierTable:
-    """An empty table; those that are too large for memory in a file."""
+    """Returns an empty table: in host memory, or in two tiers if its name is in `small`."""
     if config.name not in small:
         return HostTable(config, clock=one.clock)
     return on_disk(config, RowFile(folder, small[config.name]), "HYBRID", clock=one.clock)
@@ -177,9 +179,10 @@ def _made(
 def on_disk(
     config: TableConfig, within: RowFile, mode: str, *, clock: Clock | None = None
 ) -> HostTable | TierTable:
-    """An empty table with rows in a file, and those bytes in memory: HYBRID, CACHING, or "pages".
+    """Returns an empty table with rows in a file, whose `mode` is "HYBRID", "CACHING" or "pages".
 
-    Half of the memory is for hot rows and half for pages of the file, or all of it for pages.
+    With "pages", the resident bytes hold pages of the file. Otherwise half of them hold hot rows,
+    and half hold pages.
     """
     if mode == "pages":
         return HostTable(config, clock=clock, rows_in=within)
@@ -191,12 +194,12 @@ def on_disk(
 
 
 def stored_bytes(config: TableConfig) -> int:
-    """Of a row with its states and its time."""
+    """Returns the bytes of a row with its optimizer states and its time."""
     return RowLayout(config).row_bytes + _TS_BYTES
 
 
 def _shared_evenly(needs: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Bytes for each: what it needs, or an equal part of what those that need less leave.
+    """Returns the bytes per table: what it needs, or an equal part of what smaller tables leave.
 
     >>> _shared_evenly({"a": 10, "b": 90, "c": 50}, 100)
     {'a': 10, 'c': 45, 'b': 45}

@@ -19,15 +19,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..core.errors import RowsLeftOutWarning, StateError
 from ..core.ids import outside_graphs
 
-_STEPS = 8  # of an optimizer that are watched: what a training loop does, it does from the start
-_TASKS = 16  # backwards of which is known whose rows took part
+_STEPS = 8  # watched steps of an optimizer: a training loop does the same from its first steps on
+_TASKS = 16  # backwards for which trained rows are remembered
 _MODULES = f"{__package__}.embedding_modules"
-_ASKING = {"named_modules", "_named_members", "named_parameters", "parameters"}  # torch's methods
+_ASKING = {"named_modules", "_named_members", "named_parameters", "parameters"}  # of nn.Module
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedRows:
-    """Tables whose rows took part in a backward, as far as warnings depend on them."""
+    """The tables whose rows took part in a backward, with what warnings depend on."""
 
     undecayed: tuple[str, ...]  # tables of optimizers without a weight decay of their own
     tables: tuple[str, ...]
@@ -36,7 +36,7 @@ class TrainedRows:
 
 @dataclass(slots=True, eq=False)
 class _WatchedOptimizer:
-    """One optimizer, for its first steps: its parameters' gradients, and rows beside them."""
+    """An optimizer in its first steps: gradients of its parameters, and rows trained with them."""
 
     rows_of: Callable[[int], list[TrainedRows]]
     steps_left: int = _STEPS
@@ -47,13 +47,13 @@ class _WatchedOptimizer:
     grads: dict[Tensor, tuple[Tensor, int]] = field(default_factory=dict)
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Follows the gradients of the optimizer's parameters from now on."""
+        """Starts to watch the gradients of the optimizer's parameters."""
         every = [p for group in optimizer.param_groups for p in group["params"]]
         leaves = [p for p in every if p.requires_grad and p.is_leaf]
         self.hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in leaves]
 
     def detach(self) -> None:
-        """Ends that."""
+        """Stops watching the optimizer."""
         for hook in self.hooks:
             hook.remove()
         self.hooks, self.fresh, self.rows = [], [], []
@@ -64,10 +64,10 @@ class _WatchedOptimizer:
         self.fresh.append(parameter)
         if task not in self.ending:
             self.ending.add(task)
-            _at_end(lambda: _at_end(partial(self._ended, task)))  # after DDP's end of a backward
+            _at_end(lambda: _at_end(partial(self._ended, task)))  # after DDP's callback at the end
 
     def _ended(self, task: int) -> None:
-        """What was accumulated in a backward is a gradient as autograd left it."""
+        """Records the gradients of a backward that has ended, and which rows took part in it."""
         self.ending.discard(task)
         self.rows += self.rows_of(task)
         for parameter in self.fresh:
@@ -76,16 +76,16 @@ class _WatchedOptimizer:
         self.fresh = []
 
     def changed(self) -> bool:
-        """Whether anything but a backward wrote to a gradient since."""
+        """Returns whether anything but a backward has changed a gradient since it was recorded."""
         return any(p.grad is g and g._version != version for p, (g, version) in self.grads.items())
 
 
 class OptimizerWatcher:
-    """Follows optimizers whose parameters get gradients in the same backward as rows.
+    """Watches optimizers whose parameters get gradients in the same backward as rows.
 
-    Two things are seen in their first steps: a `weight_decay`, and gradients that something but a
-    backward wrote to before `step()`, as `clip_grad_norm_` does. A scaler's `unscale_` is not, as
-    it leaves no trace in the gradients. `PenaltyWatcher` sees a penalty that is part of the loss.
+    It warns of two things in their first steps: a `weight_decay`, and gradients that were changed
+    between backward and `step()`, as `clip_grad_norm_` does. It does not detect the `unscale_` of a
+    scaler, which leaves no trace in the gradients. `PenaltyWatcher` detects a penalty in the loss.
     """
 
     def __init__(self) -> None:
@@ -94,13 +94,13 @@ class OptimizerWatcher:
         self._installed = self._rows_seen = False
 
     def install(self) -> None:
-        """Is told of every optimizer's step from now on."""
+        """Registers a hook before every optimizer's step. A second call does nothing."""
         if not self._installed:
             self._installed = True
             register_optimizer_step_pre_hook(self._before_step)
 
     def saw(self, rows: Callable[[], TrainedRows]) -> None:
-        """Rows get a gradient in the backward that runs."""
+        """Records that the running backward gave gradients to `rows`."""
         self._rows_seen = True
         for watched in self._watched.values():
             if watched.hooks:
@@ -134,7 +134,7 @@ class OptimizerWatcher:
 
 
 def _warn_of_optimizer(optimizer: Optimizer, watched: _WatchedOptimizer) -> bool:
-    """Warns of what leaves rows out; whether something does."""
+    """Warns of what an optimizer does to parameters but not to rows. Returns whether it did."""
     decays = [group.get("weight_decay", 0) for group in optimizer.param_groups]
     undecayed = dict.fromkeys(name for rows in watched.rows for name in rows.undecayed)
     unchanged = dict.fromkeys(
@@ -145,8 +145,8 @@ def _warn_of_optimizer(optimizer: Optimizer, watched: _WatchedOptimizer) -> bool
         found = True
         _warn(
             f"weight_decay={max(decays):g} of torch.optim.{type(optimizer).__name__} leaves out "
-            f"the rows of {', '.join(undecayed)}: rows are no Parameters. Give their optimizer one "
-            f"of its own, as hr.Adagrad(lr=0.1, weight_decay=1e-5), or ignore RowsLeftOutWarning."
+            f"the rows of {', '.join(undecayed)}: rows are not Parameters. Give their optimizer a "
+            f"weight_decay, as hr.Adagrad(lr=0.1, weight_decay=1e-5), or ignore RowsLeftOutWarning."
         )
     if unchanged and watched.changed():
         found = True
@@ -165,26 +165,26 @@ def _warn(text: str) -> None:
 
 @dataclass(slots=True, eq=False)
 class PenaltyWatcher:
-    """Sees that `parameters()` is read between a forward and its backward, for the first steps.
+    """Detects that `parameters()` is read between a forward and its backward, in the first steps.
 
-    Code outside torch and this package does so for a penalty over weights that is part of the loss.
-    The first forward does not count: what is made after it may be an optimizer.
+    Code outside torch and this package does so for a penalty on weights in the loss. The first
+    forward is ignored, since an optimizer may be created after it.
     """
 
     steps_left: int = _STEPS + 1
-    reads: bool = False  # rows that no backward has come for yet
+    reads: bool = False  # whether rows were read, and their backward has not run yet
 
     def began(self) -> None:
-        """Rows were read to learn."""
+        """Records that rows were read for training."""
         self.reads = 0 < self.steps_left <= _STEPS
 
     def ended(self) -> None:
-        """Rows got a gradient."""
+        """Records that rows got a gradient."""
         self.reads = False
         self.steps_left = max(0, self.steps_left - 1)
 
     def asked(self, rows: Callable[[], TrainedRows]) -> None:
-        """The module was asked for the modules that it has, perhaps on behalf of `parameters()`."""
+        """Warns if this call of `named_modules` comes from `parameters()` before a backward."""
         if not self.reads or not torch.is_grad_enabled():
             return
         depth, undecayed = _reader_of_parameters(), rows().undecayed
@@ -193,7 +193,7 @@ class PenaltyWatcher:
         self.reads, self.steps_left = False, 0
         warnings.warn(
             f"parameters() was read between a forward and its backward, as for a penalty in the "
-            f"loss; the rows of {', '.join(undecayed)} have no part in it: rows are no Parameters. "
+            f"loss; the rows of {', '.join(undecayed)} are not part of it: they are no Parameters. "
             f"Give their optimizer a weight_decay, as hr.Adagrad(lr=0.1, weight_decay=1e-5), or "
             f"ignore RowsLeftOutWarning.",
             RowsLeftOutWarning,
@@ -202,7 +202,7 @@ class PenaltyWatcher:
 
 
 def _reader_of_parameters() -> int | None:
-    """The stack level, for `asked`, of the code that reads `parameters()`; None for torch's own."""
+    """Returns the stack level, for `asked`, of the reader of `parameters()`; None for torch."""
     frame, depth, names = inspect.currentframe(), 0, set[str]()
     while frame is not None and frame.f_globals.get("__name__") in (__name__, _MODULES):
         frame, depth = frame.f_back, depth + 1
@@ -224,10 +224,10 @@ OPTIMIZER_WATCHER = OptimizerWatcher()  # one per process, as torch's optimizer 
 
 
 def follow_requires_grad() -> None:
-    """From now on `requires_grad_` of any module reaches the modules with rows below it.
+    """Makes `requires_grad_` of any module apply to the rows of the modules that it contains.
 
-    It is the one method of torch that this package replaces: torch's own visits Parameters alone,
-    and asks no module below. What torch does is done first, and stays as it is.
+    It is the only method of torch that this package replaces. The method of torch visits Parameters
+    only and calls no method of the modules below. The replacement calls it first.
     """
     plain: Any = nn.Module.requires_grad_
     if hasattr(plain, "reaches_rows"):
@@ -252,9 +252,9 @@ R = TypeVar("R")
 
 
 def between_graphs(forward: Callable[P, R]) -> Callable[P, R]:
-    """A forward that compiled models call as it is, between two graphs, and no export takes.
+    """Makes compiled models call a forward uncompiled, between two graphs, and makes exports raise.
 
-    It reads tables and notes what to update: nothing that a graph can hold.
+    Such a forward reads tables and records what to update, which no graph can hold.
     """
     apart = outside_graphs(forward)
 

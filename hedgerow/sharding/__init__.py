@@ -1,1 +1,1 @@
-"""Many ranks: rows spread over processes, and what travels between them."""
+"""Rows that are spread over ranks, and the exchanges between the ranks."""

@@ -1,4 +1,4 @@
-"""What one rank finds out, all learn; work between ranks fails on all of them or on none."""
+"""Shares values between the ranks of a group, and makes work fail on all ranks or on none."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class RankGroup:
-    """The ranks of a group as one; without a group the process is alone. Calls are collectives.
+    """The ranks of a process group, or one rank without a group. Calls are collectives.
 
-    >>> alone = Ranks()
+    >>> alone = RankGroup()
     >>> alone.tell("here"), alone.total(0.5), alone.together("counting", lambda: 3)
     (['here'], 0.5, [3])
     """
@@ -30,7 +30,7 @@ class RankGroup:
         return f"Ranks(rank {self.rank} of {self.count})"
 
     def tell(self, word: Any) -> list[Any]:
-        """The word of every rank, in the order of ranks."""
+        """Sends `word` to all ranks. Returns the words of all ranks, in the order of ranks."""
         if self._group is None:
             return [word]
         words: list[Any] = [None] * self.count
@@ -41,7 +41,7 @@ class RankGroup:
         return words
 
     def total(self, number: float) -> float:
-        """The sum of every rank's number, the same bits on all of them."""
+        """Returns the sum of all ranks' numbers, with the same bits on every rank."""
         if self._group is None:
             return number
         numbers = [torch.zeros(1, dtype=torch.float64) for _ in range(self.count)]
@@ -53,10 +53,10 @@ class RankGroup:
         return sum(one.item() for one in numbers)
 
     def together(self, doing: str, work: Callable[[], T]) -> list[T]:
-        """What `work` gives on every rank; if it raises on one of them, all raise.
+        """Returns the results of `work` on all ranks. If it raises on one rank, all ranks raise.
 
-        The rank that failed raises what went wrong; the others an error of the same kind, where it
-        is one of ours, that names the rank.
+        The rank that failed raises its own error. The other ranks raise an error that names this
+        rank. Its class is the same if that is a `HedgerowError`, else `ExchangeError`.
         """
         if self._group is None:
             return [work()]
@@ -64,7 +64,7 @@ class RankGroup:
         done: T | None = None
         try:
             done = work()
-        except BaseException as error:  # told to the others before it goes on
+        except BaseException as error:  # sent to the other ranks first, then raised below
             failed = error
         words: list[Any] = self.tell((done, _raisable(failed)))
         if failed is not None:
@@ -77,13 +77,13 @@ class RankGroup:
 
     def _left_alone(self, error: Exception) -> ExchangeError:
         return ExchangeError(
-            f"rank {self.rank} of {self.count} was left alone: {error} A rank has stopped, made "
-            f"another call, or came later than the group's timeout; its own log tells which."
+            f"rank {self.rank} of {self.count} got no answer: {error} Another rank has stopped, "
+            f"made another call, or exceeded the group's timeout; its own log shows which."
         )
 
 
 def _raisable(error: BaseException | None) -> tuple[type[HedgerowError], str] | None:
-    """An error as other ranks can raise it."""
+    """Returns class and message of an error as other ranks raise it; None without an error."""
     if error is None:
         return None
     ours = isinstance(error, HedgerowError)

@@ -1,4 +1,4 @@
-"""One shard of several tables on every rank, all of them one store of rows."""
+"""The store of tables whose rows are spread over ranks, which exchange keys, rows and gradients."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from .exchange import Exchange, PendingExchange
 
 
 class ShardStore(RowStore, Protocol):
-    """The tables of one rank's shard, as `HostTables` holds them."""
+    """The tables of one rank's shard, with the methods of `HostTables`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,34 +64,34 @@ class ShardStore(RowStore, Protocol):
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Columns of each table."""
+        """The number of columns of each table."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where keys and rows of a call are."""
+        """The device of the keys and rows of calls."""
         ...
 
     def table(self, k: int = 0) -> HostTable:
-        """Table `k` alone."""
+        """Returns the store of table `k` alone."""
         ...
 
     def cells(self, ranks: int) -> HostCells | None:
-        """What reads and learns the keys that `ranks` ranks ask for; None: `lookup` does."""
+        """Returns what serves the keys of `ranks` ranks; None if `lookup` must serve them."""
         ...
 
 
-# Of each rank before an update: lookups, keys, not finite, has a gradient, knows cells, gives some
-# keys of its lookups no gradient. Behind them stand the uses of each table, where a table counts
-# them.
+# What each rank sends before an update: lookups, number of keys, not finite, has a gradient, knows
+# cells, some keys of its lookups have no gradient. The uses of each table follow if a table counts
+# uses.
 _WORDS = 6
 
 
 class _Sent:
-    """Where the keys of a lookup went, and where this rank found the rows that it owns.
+    """The route of the keys of a lookup, and where this rank found the rows that it owns.
 
-    An update at the same keys sends its gradients after. `number` counts lookups, alike on all
-    ranks; it is 0 where keys went for one update alone.
+    An update at the same keys sends its gradients by the same route. `number` counts lookups and is
+    the same on all ranks. It is 0 if keys were routed for an update only.
     """
 
     __slots__ = ("at", "cells", "coming", "found", "leaving", "number", "of", "packed")
@@ -100,7 +100,7 @@ class _Sent:
         self, of: AllToAllTables, packed: RoutedKeys, at: Delivery, number: int = 0
     ) -> None:
         self.of, self.packed, self.at, self.number = of, packed, at, number
-        # Floats of the rows that leave for each rank and come from it; gradients go the other way.
+        # Floats of the rows sent to and received from each rank. Gradients go the other way.
         self.leaving = floats_of(at.received, of.dims)
         self.coming = floats_of(at.sent, of.dims)
         self.cells: CellsRead | None = None
@@ -109,9 +109,9 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
-    """The `epoch` of summed gradients that have come to the owner of their rows.
+    """The `epoch` of a lookup whose gradients are summed at the owners of the rows.
 
-    Their slots are those of the own shard at its own `epoch`.
+    The slots of the lookup are those of the own shard at `epoch`.
     """
 
     of: AllToAllTables
@@ -120,28 +120,28 @@ class _Owned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sums:
-    """Sums of gradients by the keys that went to owners."""
+    """Summed gradients of keys that were routed to their owners."""
 
     sent: _Sent
     packed: RoutedKeys
     sums: Float32[Tensor, "floats"]
-    counts: Int64[Tensor, "n"] | None  # of the keys that have gradients
+    counts: Int64[Tensor, "n"] | None  # occurrences of the keys that have gradients
     whole: bool = True  # whether all keys of the lookup have gradients
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Agreed:
-    """What all ranks agreed on before gradients travel."""
+    """What all ranks agree on before they send gradients."""
 
-    sums: list[_Sums]  # of this rank, of each lookup; none where no rank has keys
-    given: bool  # whether any rank has a gradient, be it of no row
+    sums: list[_Sums]  # of this rank, for each lookup; empty if no rank has keys
+    given: bool  # whether any rank has a gradient, even one of no rows
     in_cells: bool  # whether every owner knows where the rows are
-    whole: bool  # whether all keys that went to owners have gradients
-    uses: tuple[int, ...] = ()  # of each table on all ranks, where a table counts them
+    whole: bool  # whether all keys that were sent to owners have gradients
+    uses: tuple[int, ...] = ()  # of each table on all ranks, if a table counts uses
 
 
 class PendingLookup:
-    """Rows on their way. All ranks wait for theirs before they exchange anything else."""
+    """A lookup with rows in flight. All ranks wait for their rows before the next exchange."""
 
     __slots__ = ("_coming", "_lookup", "_packed")
 
@@ -149,7 +149,7 @@ class PendingLookup:
         self._lookup, self._packed, self._coming = lookup, packed, coming
 
     def wait(self) -> Lookup:
-        """The rows, once they are here."""
+        """Waits for the rows and returns the lookup."""
         self._packed.unpack(self._coming.wait(), self._lookup.rows)
         return self._lookup
 
@@ -157,16 +157,17 @@ class PendingLookup:
 class AllToAllTables(DistributedStore):
     """The RowStore of tables whose rows are spread over all ranks of an exchange.
 
-    Every call of keys is a collective: all ranks make the same calls in the same order, each with
-    its own keys, perhaps none. `size`, `max_ts`, `table` and what an update tells are those of the
-    own shard. `routers` name the owner of a key, one a table. Equal ids leave a rank once (`dedup`)
-    with the sum of their gradients; those of several ranks become one optimizer step of the owner,
-    summed in the order of ranks (`merge_across_ranks`), or one step a rank. `reduce` says whether
-    gradients of ranks are summed or averaged.
+    Every call that takes keys is a collective: all ranks make the same calls in the same order.
+    Each rank passes its own keys, possibly none. `size`, `max_ts`, `table` and the result of an
+    update are those of the own shard. `routers` has one router per table, which gives the owner of
+    a key. With `dedup`, equal ids are sent once per rank, with the sum of their gradients. With
+    `merge_across_ranks`, the owner adds up the gradients of one id in the order of ranks and makes
+    one optimizer step; otherwise it makes one step per rank. `reduce` selects the sum or the mean
+    of the gradients of ranks.
 
-    An update takes the lookup in place of keys: then only gradients travel. All ranks pass keys, or
-    all pass a lookup. Reads in another thread than writes need an exchange of their own for the
-    writes: `updates`.
+    An update can take a lookup in place of keys. If all ranks pass the same lookup, only gradients
+    are sent. If one thread reads while another writes, the writes need their own exchange:
+    `updates`.
 
     >>> from hedgerow.tables.config import Segment, TableConfig
     >>> from hedgerow.tables.initializers import Zeros
@@ -218,7 +219,7 @@ class AllToAllTables(DistributedStore):
     def _check(self) -> None:
         if len(self.routers) != len(self.local.names):
             raise ConfigError(
-                f"{len(self.routers)} routers for {len(self.local.names)} tables; give one a table."
+                f"{len(self.routers)} routers for {len(self.local.names)} tables; give one each."
             )
         for name, router in zip(self.local.names, self.routers, strict=True):
             if router.shards != self.exchange.ranks:
@@ -239,21 +240,21 @@ class AllToAllTables(DistributedStore):
         return tuple(self.local.table(k) for k in range(len(self.names)))
 
     def table(self, k: int = 0) -> HostTable:
-        """The own shard of table `k`: whole rows, scans and statistics are its own."""
+        """Returns the own shard of table `k`, which has whole rows, scans and statistics."""
         return self.local.table(k)
 
     def row_counts(self) -> dict[str, int]:
-        """Rows of each table, of the own shard."""
+        """Returns the number of rows of each table in the own shard."""
         return {name: self.table(k).size() for k, name in enumerate(self.names)}
 
     def stats_by_table(self) -> dict[str, TableStats]:
-        """Rows, bytes, load and counts of each table, of the own shard."""
+        """Returns rows, bytes, load and counters of each table in the own shard."""
         return {name: table_stats(self.table(k)) for k, name in enumerate(self.names)}
 
     # ---- reads
 
     def bags_reader(self, bags: FeatureBags) -> BagsReader | None:
-        """None: rows come from their owners, and are pooled by torch."""
+        """Returns None: rows come from their owners and are pooled by torch."""
         del bags
         return None
 
@@ -265,7 +266,7 @@ class AllToAllTables(DistributedStore):
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Lookup:
-        """Rows of `keys` from their owners, flat, into `out` if given. Nothing is inserted."""
+        """Returns the rows of `keys`, flat, in `out` if given. Inserts nothing."""
         return self.start_lookup(keys, missing=missing, step=step, out=out).wait()
 
     def start_lookup(
@@ -276,7 +277,7 @@ class AllToAllTables(DistributedStore):
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> PendingLookup:
-        """`lookup` without waiting for the rows: they travel while the caller does other work."""
+        """Starts a `lookup` and returns while the rows are in flight."""
         arguments.missing_rule(missing)
         keys = as_keys(keys, len(self.names), self.device)
         packed = self._by_owner.pack(keys, dedup=self._dedup)
@@ -285,7 +286,7 @@ class AllToAllTables(DistributedStore):
             rows = parts.flat_output(out, floats, self.device)
         elif self.device == checks.CPU:
             rows = self._outputs.take(floats)[0]
-        else:  # torch keeps the memory of a device by itself
+        else:  # torch reuses the memory of a device by itself
             rows = torch.empty(floats, device=self.device)
         self._lookups += 1
         at = deliver(self.exchange, packed.ids, packed.slot_sizes)
@@ -295,7 +296,7 @@ class AllToAllTables(DistributedStore):
         return PendingLookup(found, packed, coming)
 
     def _read_own(self, sent: _Sent, missing: Missing, step: int | None) -> PendingExchange:
-        """Reads the rows that ranks ask this owner for, and sends them off."""
+        """Reads the rows that all ranks request of this owner, and starts to send them."""
         at = sent.at
         if self._cells is not None and step is not None and missing != "initializer":
             rows = self._outputs.take(sum(sent.leaving))[0]
@@ -308,26 +309,26 @@ class AllToAllTables(DistributedStore):
         return self.exchange.start_floats(rows, sent.leaving, sent.coming)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
+        """Returns whether each key has a row."""
         return self._answers(self.exchange, keys, self.local.contains).bool()
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Not offered over ranks: whole rows are at their owners."""
-        raise InputError("entries over several ranks; ask an owner: tables.table(k).entries(ids).")
+        """Raises: whole rows are read from their owners, with `table(k).entries(ids)`."""
+        raise InputError("entries of several ranks; call tables.table(k).entries(ids) at an owner.")
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows of the own shard in slices; of several tables, ask `table(k)`."""
+        """Yields all rows of the own shard in slices. With several tables, use `table(k)`."""
         return self.local.scan(rows)
 
     def size(self) -> int:
-        """Rows of the own shard."""
+        """Returns the number of rows in the own shard."""
         return self.local.size()
 
     def __len__(self) -> int:
         return self.size()
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave to the own shard."""
+        """Returns the largest `ts` of all writes to the own shard."""
         return self.local.max_ts()
 
     # ---- writes
@@ -344,9 +345,10 @@ class AllToAllTables(DistributedStore):
         per_occurrence: bool = False,
         policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """The owners make one step per distinct id. Rates, step and time are the owner's own.
+        """Makes one optimizer step per distinct id at its owner, with the owner's rates and step.
 
-        Some ranks may pass keys and others a lookup: where all pass the same one, no id travels.
+        Some ranks can pass keys and others a lookup. If all ranks pass the same lookup, no ids are
+        sent.
         """
         if isinstance(at, Lookup) and isinstance(at.epoch, _Owned) and at.epoch.of is self:
             uses = self._agree_on_own(at.keys, grads, counts, policy)
@@ -361,9 +363,9 @@ class AllToAllTables(DistributedStore):
         return self._step(agreed, policy, rates, step, ts, per_occurrence)
 
     def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
-        """Takes part in an update of other ranks without a gradient; whether any rank has one.
+        """Takes part in an update without gradients. Returns whether any other rank has some.
 
-        The policy is for gradients of other ranks, whose rows this rank owns.
+        The policy applies to gradients of other ranks for rows that this rank owns.
         """
         keys = TableKeys(self._empty(torch.int64), (0,) * (len(self.names) + 1))
         nothing = self._empty(torch.float32)
@@ -379,9 +381,9 @@ class AllToAllTables(DistributedStore):
         counts: Int64[Tensor, "n"] | None = None,
         given: bool = True,
     ) -> SummedGradients:
-        """Brings the gradients of all ranks to the owners of their rows, and adds them up there.
+        """Sends the gradients of all ranks to the owners of their rows, and adds them up there.
 
-        An update at the result changes rows of this rank alone, and is a collective all the same.
+        An update at the result changes rows of this rank only. It is still a collective.
         """
         policy = UpdatePolicy(not_finite="drop")
         agreed = self._agree(at, grads, counts, policy, given=given)
@@ -405,8 +407,11 @@ class AllToAllTables(DistributedStore):
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
     ) -> Callable[..., Applied]:
-        """Sends gradients to their owners; what it gives makes the steps, with `rates`, `step` and
-        `ts`. All ranks make them in the order in which they sent."""
+        """Sends gradients to their owners. Returns a function that makes the optimizer steps.
+
+        The function takes `rates`, `step` and `ts`. All ranks must call these functions in the
+        order in which they sent the gradients.
+        """
         agreed = self._agree(at, grads, counts, PLAIN, dedup=not per_occurrence)
         if not agreed.sums:
             return _nothing_applied
@@ -425,9 +430,9 @@ class AllToAllTables(DistributedStore):
         plain: bool = False,
         given: bool = True,
     ) -> _Agreed:
-        """Sums the own gradients, and asks all ranks what they update and whether they may.
+        """Sums the gradients of this rank, and agrees with all ranks on what the update contains.
 
-        Where the ranks update at different lookups, or at keys, the keys travel again.
+        If ranks update at different lookups, or at keys, the keys are sent again.
         """
         keys = as_keys(at.keys if isinstance(at, Lookup) else at, len(self.names), self.device)
         flat = self._flat("grads", grads, keys)
@@ -453,11 +458,11 @@ class AllToAllTables(DistributedStore):
         if not any(words[1::_WORDS]):  # no rank has keys
             sums = []
         elif not number or words[::_WORDS].count(number) < self.updates.ranks:
-            if len(packed) != 1:  # none, or those of several lookups that other ranks do not have
+            if len(packed) != 1:  # none, or from several lookups that other ranks do not have
                 packed = [self._packed(keys, flat, dedup)]
             sums = [self._delivered(*packed[0], sums[0].counts if len(sums) == 1 else counts)]
         elif len(sums) > 1 and not in_cells:
-            some = True  # a key of two lookups goes with the first
+            some = True  # a key of two lookups is sent with the first
             if known:
                 sums = self._sums(*_each_key_once(at, flat, counts, self.dims))
         return _Agreed(sums, any(words[3::_WORDS]), in_cells, not some, uses)
@@ -465,7 +470,7 @@ class AllToAllTables(DistributedStore):
     def _sums(
         self, at: TableKeys | Lookup | Tensor, flat: Tensor, counts: Tensor | None
     ) -> list[_Sums]:
-        """The sums of each lookup; none if another store made one."""
+        """Returns the sums for each lookup, or none if another store made one of the lookups."""
         found = list[_Sums]()
         for one, grads, own in by_lookup(at, flat, counts) if isinstance(at, Lookup) else ():
             sent, places = one.epoch, one.slots
@@ -479,21 +484,21 @@ class AllToAllTables(DistributedStore):
         return found
 
     def _packed(self, keys: TableKeys, flat: Tensor, dedup: bool) -> tuple[RoutedKeys, Tensor]:
-        """Keys that no lookup brought to their owners, and their sums."""
+        """Routes keys that were not looked up, and returns them with their summed gradients."""
         packed = self._by_owner.pack(keys, dedup=dedup)
         return packed, packed.sum_gradients(flat)
 
     def _delivered(self, packed: RoutedKeys, sums: Tensor, counts: Tensor | None) -> _Sums:
-        """The sums of keys that are brought to their owners now."""
+        """Sends keys to their owners, and returns the route with the sums."""
         at = deliver(self.updates, packed.ids, packed.slot_sizes)
         return _Sums(_Sent(self, packed, at), packed, sums, counts)
 
     def _words(
         self, keys: TableKeys, counts: Tensor | None, own: tuple[int, ...]
     ) -> tuple[list[int], tuple[int, ...]]:
-        """What every rank says, one after the other, and the uses of each table on all ranks.
+        """Returns the words of all ranks, and the uses of each table on all ranks.
 
-        Raises on all ranks what one of them may not send.
+        Raises on all ranks if one rank has gradients that it must not send.
         """
         if self._counts_uses:
             own = (*own, *_occurrences(keys, counts))
@@ -509,9 +514,10 @@ class AllToAllTables(DistributedStore):
         return words, uses
 
     def _one_call_of_all_ranks(self, uses: Sequence[int], ts: int) -> ExitStack:
-        """Around the part of an update that is this rank's: shards of one table count alike.
+        """Makes the writes of this rank in an update count as the one use that all ranks share.
 
-        Otherwise rows of two shards, which a load may bring together, would not compare.
+        Otherwise the use marks of rows in two shards would not be comparable after a load that
+        joins the shards.
         """
         calls = ExitStack()
         for table, n in zip(self.tables, uses, strict=True) if uses else ():
@@ -520,7 +526,7 @@ class AllToAllTables(DistributedStore):
         return calls
 
     def _arrives_finite(self, packed: RoutedKeys, sums: Tensor) -> bool:
-        """Whether nothing arrives that a table rejects."""
+        """Returns whether all gradients arrive finite at tables that reject others."""
         if not all(self._rejects):
             sizes = packed.slot_sizes.tolist()
             tables = len(self.dims)
@@ -539,7 +545,7 @@ class AllToAllTables(DistributedStore):
     def _agree_on_own(
         self, keys: TableKeys, grads: Tensor, counts: Tensor | None, policy: UpdatePolicy
     ) -> tuple[int, ...]:
-        """All ranks refuse what is not finite of summed gradients that came to their owners.
+        """Raises on all ranks if gradients that are summed at their owners are not finite.
 
         Returns the uses of each table on all ranks.
         """
@@ -555,8 +561,8 @@ class AllToAllTables(DistributedStore):
         ts: int,
         per_occurrence: bool,
     ) -> Applied:
-        """Sends gradients to the owners, which make their steps."""
-        if not agreed.sums:  # on all ranks, so that no rank waits for another
+        """Sends gradients to the owners, which make the optimizer steps."""
+        if not agreed.sums:  # on all ranks, so no rank waits for another
             return Applied.of()
         left = replace(policy, not_finite="drop")  # all ranks have agreed on what to refuse
         cells = [one.sent.cells for one in agreed.sums if one.sent.cells is not None]
@@ -583,7 +589,7 @@ class AllToAllTables(DistributedStore):
         step: int | None = None,
         ts: int = 0,
     ) -> Applied:
-        """Waits for the gradients that come to this owner, and makes their steps."""
+        """Waits for the gradients of rows that this rank owns, and makes their optimizer steps."""
         done = list[Applied]()
         with self._one_call_of_all_ranks(agreed.uses, ts):
             for one in self._arrived(pushes, agreed):
@@ -602,7 +608,7 @@ class AllToAllTables(DistributedStore):
         return parts.total(done)
 
     def _push(self, agreed: _Agreed, merging: GradientMerging) -> list[GradientPush]:
-        """Sends the sums of each lookup to the owners of its keys."""
+        """Starts to send the sums of each lookup to the owners of its keys."""
         pushes = list[GradientPush]()
         for one in agreed.sums:
             seen = one.packed.occurrences(one.counts)
@@ -613,7 +619,7 @@ class AllToAllTables(DistributedStore):
     def _arrived(
         self, pushes: Sequence[GradientPush], agreed: _Agreed
     ) -> Iterator[SummedGradients]:
-        """What has come here for each step, of all lookups, and where the rows are."""
+        """Yields the gradients that arrive for each step, with the places of their rows."""
         came = [list(push.arrived()) for push in pushes]
         for of_step in zip(*came, strict=True):
             given = list[SummedGradients]()
@@ -624,7 +630,7 @@ class AllToAllTables(DistributedStore):
             yield one if agreed.whole else one.of_given_keys()
 
     def _found(self, sent: _Sent) -> Lookup | None:
-        """Where the rows of all ranks' keys are, if they were looked up here."""
+        """Returns where the rows of all ranks' keys are, if a lookup found them; else None."""
         if sent.found is None and sent.cells is not None and self._cells is not None:
             slots, epoch = self._cells.rows_of(sent.cells)
             keys, slots = sent.at.merged_keys(), by_table(slots, sent.at.received)
@@ -637,37 +643,37 @@ class AllToAllTables(DistributedStore):
     def assign(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> Applied:
-        """Sets rows and keeps optimizer state. The last of equals wins, of the highest rank."""
+        """Sets rows and keeps optimizer state. Of equal keys, the last of the highest rank wins."""
         return self.local.assign(*self._sent(keys, rows), ts=ts)
 
     def assign_add(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> Applied:
-        """Adds to rows what all ranks give; an absent one starts from its first value."""
+        """Adds the rows that all ranks give. An absent row starts from its first value."""
         return self.local.assign_add(*self._sent(keys, rows), ts=ts)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new; 0 = was absent, 1 = was there. Of equal keys the first comes first."""
+        """Gives rows their first values; 0 = was absent, 1 = was there. Equal keys go in order."""
         return self._answers(self.updates, keys, self.local.reinitialize).to(torch.int8)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there."""
+        """Removes rows and returns which of them existed."""
         return self._answers(self.updates, keys, self.local.erase).bool()
 
     # ---- helpers
 
     def _floats(self, keys: TableKeys) -> int:
-        """Values of the rows of these keys."""
+        """Returns the number of floats in the rows of these keys."""
         return parts.float_offsets(keys.splits, self.dims)[-1]
 
     def _flat(self, name: str, rows: Tensor, keys: TableKeys) -> Float32[Tensor, "floats"]:
-        if len(self.names) == 1:  # as every store of one table: flat or [n, dim]
+        if len(self.names) == 1:  # like any store of one table, it takes flat or [n, dim]
             n, dim = len(keys.ids), self.dims[0]
             return arguments.rows_of_batch(name, rows, n, dim, self.device).view(-1)
         return parts.flat_rows(name, rows, self._floats(keys), self.device)
 
     def _whole(self, exchange: Exchange, keys: TableKeys | Tensor) -> tuple[RoutedKeys, Delivery]:
-        """Keys and their duplicates, brought to their owners."""
+        """Sends keys with their duplicates to their owners."""
         keys = as_keys(keys, len(self.names), self.device)
         packed = self._by_owner.pack(keys, dedup=False)
         return packed, deliver(exchange, packed.ids, packed.slot_sizes)
@@ -675,7 +681,7 @@ class AllToAllTables(DistributedStore):
     def _sent(
         self, keys: TableKeys | Tensor, rows: Tensor
     ) -> tuple[TableKeys, Float32[Tensor, "floats"]]:
-        """All keys and rows that this rank owns, of every rank; duplicates are kept."""
+        """Returns the keys and rows from all ranks that this rank owns, with duplicates."""
         keys = as_keys(keys, len(self.names), self.device)
         flat = self._flat("rows", rows, keys)
         packed, at = self._whole(self.updates, keys)
@@ -686,7 +692,7 @@ class AllToAllTables(DistributedStore):
     def _answers(
         self, exchange: Exchange, keys: TableKeys | Tensor, verb: Callable[[TableKeys], Tensor]
     ) -> Int64[Tensor, "n"]:
-        """What the owners answer to each key."""
+        """Returns the owners' answer for each key."""
         packed, at = self._whole(exchange, keys)
         answers = by_rank(verb(at.merged_keys()).to(torch.int64), at.received)
         back = exchange.ids(answers, totals(at.received), totals(at.sent))
@@ -696,14 +702,14 @@ class AllToAllTables(DistributedStore):
 def _each_key_once(
     at: TableKeys | Lookup | Tensor, flat: Tensor, counts: Tensor | None, dims: tuple[int, ...]
 ) -> tuple[Lookup | TableKeys, Tensor, Tensor]:
-    """Keys, gradients and counts, with those of equal keys of all lookups added up."""
-    assert isinstance(at, Lookup)  # it is made of several
+    """Returns keys, gradients and counts, added up over equal keys of all lookups."""
+    assert isinstance(at, Lookup)  # joined from several lookups
     one = summed(at, flat, counts, dims)
     return one.at, one.grads, one.counts
 
 
 def _occurrences(keys: TableKeys, counts: Int64[Tensor, "n"] | None) -> list[int]:
-    """How many occurrences the keys of each table stand for."""
+    """Returns how many occurrences the keys of each table stand for."""
     cuts = list(pairwise(keys.splits))
     if counts is None:
         return [stop - start for start, stop in cuts]
@@ -711,6 +717,6 @@ def _occurrences(keys: TableKeys, counts: Int64[Tensor, "n"] | None) -> list[int
 
 
 def _nothing_applied(**how: object) -> Applied:
-    """The update of ranks that have no gradients."""
+    """Makes no step: no rank has gradients."""
     del how
     return Applied.of()

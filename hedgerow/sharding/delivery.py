@@ -1,4 +1,4 @@
-"""Keys brought to their owners: what each rank asked for, its rows back, its gradients after."""
+"""Sends keys to their owners, rows back to the requesting ranks, and gradients to the owners."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..tables.store import Applied, Missing, RowStore, TableKeys
 from .exchange import Exchange, PendingExchange
 
 Sizes = tuple[tuple[int, ...], ...]
-"""Ids by rank and table."""
+"""The number of ids by rank and table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
-    """What went from here to each owner, and what came here from each rank, by table.
+    """The ids that this rank sent to each owner and received from each rank, by table.
 
-    `ids` came here: source rank after source rank, inside a rank table after table.
+    `ids` are the received ids: rank after rank, and table after table within a rank.
     """
 
     sent: Sizes
@@ -32,42 +32,42 @@ class Delivery:
     ids: Int64[Tensor, "n"]
 
     def keys_of(self, rank: int) -> TableKeys:
-        """What one rank asked this owner for."""
+        """Returns the keys that one rank requested of this owner."""
         start = sum(map(sum, self.received[:rank]))
         splits = splits_of(self.received[rank])
         return TableKeys(self.ids[start : start + splits[-1]], splits)
 
     def merged_keys(self) -> TableKeys:
-        """What all ranks asked this owner for, in the order of ranks inside a table."""
+        """Returns the keys that all ranks requested of this owner, by table and then by rank."""
         of_table = [sum(sizes) for sizes in zip(*self.received, strict=True)]
         return TableKeys(by_table(self.ids, self.received), splits_of(of_table))
 
 
 @dataclass(frozen=True, slots=True)
 class GradientMerging:
-    """How gradients of one id that come from several ranks become steps."""
+    """How the gradients of one id that come from several ranks become optimizer steps."""
 
-    across_ranks: bool = True  # one step with their sum; else one a rank, in the order of ranks
-    divide_by: int = 1  # what every rank sends: their number, where gradients are averaged
+    across_ranks: bool = True  # one step with their sum; else one step per rank, in their order
+    divide_by: int = 1  # divisor of all gradients: the number of ranks if they are averaged
 
 
 def sizes_of(slot_sizes: Int64[Tensor, "R * K"], ranks: int) -> Sizes:
-    """Ids by rank and table, as plain numbers."""
+    """Returns the number of ids by rank and table, as Python ints."""
     return tuple(map(tuple, slot_sizes.view(ranks, -1).tolist()))
 
 
 def totals(sizes: Sizes) -> list[int]:
-    """Ids for or from each rank."""
+    """Returns the number of ids for each rank, over all tables."""
     return [sum(of_tables) for of_tables in sizes]
 
 
 def floats_of(sizes: Sizes, dims: Sequence[int]) -> list[int]:
-    """Floats for or from each rank."""
+    """Returns the number of floats for each rank, over all tables."""
     return [sum(map(mul, of_tables, dims)) for of_tables in sizes]
 
 
 def by_table(flat: Tensor, sizes: Sizes, dims: Sequence[int] | None = None) -> Tensor:
-    """Parts that lie rank after rank, laid table after table.
+    """Reorders parts from rank after rank to table after table.
 
     >>> by_table(torch.tensor([1, 2, 3, 4]), ((1, 1), (1, 1))).tolist()
     [1, 3, 2, 4]
@@ -81,7 +81,7 @@ def by_table(flat: Tensor, sizes: Sizes, dims: Sequence[int] | None = None) -> T
 
 
 def by_rank(flat: Tensor, sizes: Sizes, dims: Sequence[int] | None = None) -> Tensor:
-    """Undoes `by_table`.
+    """Reorders parts from table after table to rank after rank. Undoes `by_table`.
 
     >>> by_rank(torch.tensor([1, 3, 2, 2, 4, 4]), ((1, 1), (1, 1)), (1, 2)).tolist()
     [1, 2, 2, 3, 4, 4]
@@ -97,7 +97,7 @@ def by_rank(flat: Tensor, sizes: Sizes, dims: Sequence[int] | None = None) -> Te
 def deliver(
     exchange: Exchange, ids: Int64[Tensor, "n"], slot_sizes: Int64[Tensor, "R * K"]
 ) -> Delivery:
-    """Brings ids to their owners, the counts first; `slot_sizes` by owner and table."""
+    """Sends ids to their owners, after their counts. `slot_sizes` are counts by owner and table."""
     received = sizes_of(exchange.counts(slot_sizes), exchange.ranks)
     sent = sizes_of(slot_sizes, exchange.ranks)
     return Delivery(
@@ -114,7 +114,10 @@ def start_fetch(
     missing: Missing,
     step: int | None,
 ) -> PendingExchange:
-    """The owners look up what they were asked for; the rows of what was sent from here set out."""
+    """Looks up the rows that ranks requested of this owner, and starts to send all rows back.
+
+    The rows that arrive are those of the keys that this rank sent.
+    """
     leaving = floats_of(at.received, dims)
     rows = torch.empty(sum(leaving), device=at.ids.device)
     for rank, out in enumerate(rows.split(leaving)):
@@ -124,7 +127,7 @@ def start_fetch(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GradientPush:
-    """Gradients and their occurrences on the way to the owners of what was sent from here."""
+    """Gradients and occurrences in flight to the owners of their keys."""
 
     at: Delivery
     dims: Sequence[int]
@@ -141,7 +144,7 @@ class GradientPush:
         occurrences: Int64[Tensor, "n"],
         merging: GradientMerging,
     ) -> GradientPush:
-        """Sends them off."""
+        """Starts to send gradients and occurrences."""
         counts = exchange.start_ids(occurrences, totals(at.sent), totals(at.received))
         sizes = floats_of(at.sent, dims), floats_of(at.received, dims)
         return GradientPush(at, dims, exchange.start_floats(grads, *sizes), counts, merging)
@@ -155,7 +158,7 @@ class GradientPush:
         ts: int = 0,
         per_occurrence: bool = False,
     ) -> Applied:
-        """Waits for those that come here, and makes their steps."""
+        """Waits for the gradients that this owner receives, and makes their optimizer steps."""
         applied = []
         for keys, grads, counts in self.arrived():
             applied.append(
@@ -172,7 +175,7 @@ class GradientPush:
         return parts.total(applied)
 
     def arrived(self) -> Iterator[tuple[TableKeys, Tensor, Tensor]]:
-        """Waits for those that come here: keys, gradients and occurrences of each step."""
+        """Yields the keys, gradients and occurrences that this owner receives, for each step."""
         counts, grads = self.counts.wait(), self.grads.wait()
         if self.merging.divide_by != 1:
             grads = grads / self.merging.divide_by

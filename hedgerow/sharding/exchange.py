@@ -1,4 +1,4 @@
-"""Moves counts, ids and floats between ranks: processes of a group, or threads of one process."""
+"""Exchanges counts, ids and floats between ranks, which are processes or threads of a process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ..core.shapes import Float32, Int64
 WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Finish = Callable[[], None]
-"""Returns when what was started has arrived; raises where it has not."""
+"""Waits until a started transfer has arrived. Raises if it failed."""
 
 
 class PendingExchange:
-    """Values on their way. Whoever starts two waits for them in the same order on every rank."""
+    """Values in flight. All ranks must wait for several of them in the same order."""
 
     def __init__(self, sent: Tensor, arriving: Tensor, finish: Finish, dtype: torch.dtype) -> None:
-        self._sent, self._arriving = sent, arriving  # the sent lives until it has left
+        self._sent, self._arriving = sent, arriving  # keeps `sent` in memory until it is sent
         self._finish, self._dtype = finish, dtype
 
     def wait(self) -> Tensor:
-        """What arrived, source rank after source rank."""
+        """Returns the values that arrived, source rank after source rank."""
         self._finish()
         return self._arriving.to(self._dtype)
 
@@ -38,16 +38,16 @@ class PendingExchange:
 class Exchange:
     """One rank's side of the exchanges of a group. Single-owner: one thread at a time.
 
-    Every rank makes the same calls in the same order, also one that has nothing to send: its counts
-    are 0. What is sent lies in host memory or on a device, and arrives where it came from; a gloo
-    group moves tensors of a device through host memory. Threads that exchange side by side need a
-    group each. Without a group the process is alone, and what it sends arrives as it is, without a
-    copy. With `wire` bf16 or fp16 floats are rounded for the journey, those a rank keeps for itself
-    too: a row reads the same on every rank.
-    fp16 ends at 65504; what is larger arrives as infinity.
+    All ranks make the same calls in the same order. A rank that has nothing to send passes counts
+    of 0. Tensors may be in host memory or on a device, and arrive where they were sent from. A gloo
+    group copies device tensors through host memory. Threads that exchange at the same time need a
+    group each. Without a group the process is the only rank, and receives what it sends without a
+    copy. With `wire` bf16 or fp16, floats are rounded to that type. A rank also rounds the floats
+    that it sends to itself, so that a row is the same on every rank. The largest number of fp16 is
+    65504; larger numbers arrive as infinity.
 
-    `rank` is the number of this rank of `ranks`. `counters` holds, for counts, words, ids and
-    floats, the bytes sent to and received from other ranks.
+    `rank` is the number of this rank among `ranks`. `counters` holds the bytes sent to and received
+    from other ranks, for counts, words, ids and floats.
 
     >>> alone = Exchange()
     >>> alone.ids(torch.tensor([7, 8]), [2], [2]).tolist(), alone.ranks
@@ -65,29 +65,31 @@ class Exchange:
             raise ConfigError("this process is not a rank of the group; only its ranks exchange.")
 
     def counts(self, counts: Int64[Tensor, "ranks * k"]) -> Int64[Tensor, "ranks * k"]:
-        """k numbers for every rank, and k from every rank: what is about to travel."""
+        """Sends k numbers to every rank, the sizes of what follows. Returns k from every rank."""
         checks.tensor("counts", counts, torch.int64, (None,), device=None)
         each, rest = divmod(len(counts), self.ranks)
         if rest:
-            raise InputError(f"{len(counts)} counts for {self.ranks} ranks; give each as many.")
+            raise InputError(
+                f"{len(counts)} counts for {self.ranks} ranks; give all the same number."
+            )
         sizes = [each] * self.ranks
         return self._start("counts", counts, sizes, sizes).wait()
 
     def words(self, own: Int64[Tensor, "k"]) -> Int64[Tensor, "ranks * k"]:
-        """The same k numbers for every rank, and k from every rank: what all must know."""
+        """Sends the same k numbers to every rank and returns k from every rank."""
         sizes = [len(own)] * self.ranks
         return self._start("words", own.repeat(self.ranks), sizes, sizes).wait()
 
     def ids(
         self, ids: Int64[Tensor, "n"], send: Sequence[int], receive: Sequence[int]
     ) -> Int64[Tensor, "m"]:
-        """So many ids to and from each rank; those that arrive, source rank after source rank."""
+        """Sends `send[r]` ids to rank r. Returns the received ids, rank after rank."""
         return self.start_ids(ids, send, receive).wait()
 
     def start_ids(
         self, ids: Int64[Tensor, "n"], send: Sequence[int], receive: Sequence[int]
     ) -> PendingExchange:
-        """`ids` without waiting for them."""
+        """Starts `ids` without waiting for the result."""
         checks.tensor("ids", ids, torch.int64, (None,), device=None)
         return self._start("ids", ids, send, receive)
 
@@ -99,7 +101,10 @@ class Exchange:
         *,
         exact: bool = False,
     ) -> Float32[Tensor, "m"]:
-        """So many floats to and from each rank, over the wire's type unless `exact`."""
+        """Sends `send[r]` floats to rank r, rounded to the wire's type unless `exact`.
+
+        Returns the received floats, rank after rank.
+        """
         return self.start_floats(values, send, receive, exact=exact).wait()
 
     def start_floats(
@@ -110,19 +115,19 @@ class Exchange:
         *,
         exact: bool = False,
     ) -> PendingExchange:
-        """`floats` without waiting for them."""
+        """Starts `floats` without waiting for the result."""
         checks.tensor("values", values, torch.float32, (None,), device=None)
         travelling = values if exact else values.to(self._dtype)
         return self._start("floats", travelling, send, receive, torch.float32)
 
     def arrives_finite(self, values: Float32[Tensor, "n"]) -> bool:
-        """Whether no NaN or infinity arrives where these floats are sent over the wire.
+        """Returns whether these floats arrive without NaN and infinity when sent over the wire.
 
         >>> Exchange(wire="fp16").arrives_finite(torch.tensor([7e4]))
         False
         """
         travelling = values.to(self._dtype)
-        # A sum is NaN or infinite if one of its parts is: it costs a third of looking at each.
+        # A sum is NaN or infinite if a summand is. It takes a third of the time of a check of each.
         return bool(travelling.float().sum().isfinite() or travelling.isfinite().all())
 
     def _start(
@@ -137,7 +142,7 @@ class Exchange:
             if len(sizes) != self.ranks or min(sizes) < 0:
                 raise InputError(
                     f"sizes {list(sizes)} of {what} for {self.ranks} ranks; give one of at least 0 "
-                    f"a rank."
+                    f"per rank."
                 )
         leaving, coming, own = sum(send), sum(receive), send[self.rank]
         if leaving != len(values):
@@ -156,7 +161,7 @@ class Exchange:
     def _transfer(
         self, what: str, values: Tensor, receive: list[int], send: list[int]
     ) -> tuple[Tensor, Finish]:
-        """Starts the journey itself: where things will arrive, and what waits for them."""
+        """Starts the transfer. Returns the output tensor, and a function that waits for it."""
         if self._group is None:
             return values, nothing_to_wait_for
         if not values.is_cpu and isinstance(
@@ -183,7 +188,7 @@ class Exchange:
     def _through_host(
         self, what: str, values: Tensor, receive: list[int], send: list[int]
     ) -> tuple[Tensor, Finish]:
-        """Leaves the device, travels, and is brought back when it has arrived."""
+        """Copies to the host, transfers, and copies back to the device."""
         arriving = values.new_empty(sum(receive))
         landed, finish = self._transfer(what, values.cpu(), receive, send)
 
@@ -196,20 +201,20 @@ class Exchange:
     def _failed(self, what: str, error: Exception) -> ExchangeError:
         return ExchangeError(
             f"the exchange of {what} failed on rank {self.rank} of {self.ranks}: {error} A rank "
-            f"has stopped, made another call, or came later than the group's timeout; its own log "
-            f"tells which. Start all ranks again from the last checkpoint."
+            f"has stopped, made another call, or exceeded the group's timeout; its own log shows "
+            f"which. Start all ranks again from the last checkpoint."
         )
 
 
 def nothing_to_wait_for() -> None:
-    """Of what has arrived already."""
+    """Returns at once: the values have arrived."""
 
 
 T = TypeVar("T")
 
 
 class _SharedBuffers:
-    """Where ranks lay out what they send; all have laid out before one takes."""
+    """What each rank sends. No rank takes anything before all ranks have laid out theirs."""
 
     def __init__(self, ranks: int, timeout_s: float) -> None:
         self.ranks = ranks
@@ -218,7 +223,7 @@ class _SharedBuffers:
 
 
 class LocalExchange(Exchange):
-    """One of several ranks of this process, each in a thread of its own.
+    """One of several ranks in this process, each in its own thread.
 
     >>> def total(exchange):
     ...     return exchange.counts(torch.tensor([1, 2, 3])).sum().item()
@@ -232,7 +237,7 @@ class LocalExchange(Exchange):
 
     @staticmethod
     def of(ranks: int, *, wire: str = "fp32", timeout_s: float = 60.0) -> list[LocalExchange]:
-        """The sides of all ranks; one that waits longer than the timeout gives up, then all do."""
+        """Returns the sides of all ranks. If one waits longer than the timeout, all ranks fail."""
         board = _SharedBuffers(checks.count("ranks", ranks, least=1), timeout_s)
         return [LocalExchange(board, rank, wire=wire) for rank in range(ranks)]
 
@@ -244,7 +249,7 @@ class LocalExchange(Exchange):
         wire: str = "fp32",
         timeout_s: float = 60.0,
     ) -> list[T]:
-        """What `work` gives on each rank, side by side; the first error of a rank is raised."""
+        """Runs `work` on all ranks in parallel. Returns the results, or raises the first error."""
         sides = LocalExchange.of(ranks, wire=wire, timeout_s=timeout_s)
 
         def guarded(side: LocalExchange) -> T:
@@ -257,12 +262,12 @@ class LocalExchange(Exchange):
         with ThreadPoolExecutor(ranks) as pool:
             futures = [pool.submit(guarded, side) for side in sides]
         errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:  # the cause stands before those that it left alone
+        if errors:  # the cause comes before the errors of ranks that waited for the failed rank
             raise min(errors, key=lambda error: isinstance(error, ExchangeError))
         return [future.result() for future in futures]
 
     def leave(self) -> None:
-        """Stops taking part: whoever waits for this rank gets an error at once."""
+        """Stops taking part. Ranks that wait for this rank raise an error at once."""
         self._board.meet.abort()
 
     def _transfer(
@@ -281,8 +286,8 @@ class LocalExchange(Exchange):
         else:
             torch.cat(parts, out=arriving)
         try:
-            self._meet(what)  # the parts are others' memory until here
-        except ExchangeError as error:  # another rank saw what is wrong and left already
+            self._meet(what)  # the parts are memory of other ranks until here
+        except ExchangeError as error:  # another rank found the mismatch and has left already
             raise wrong or error from error
         if wrong is not None:
             raise wrong

@@ -1,4 +1,4 @@
-"""Work of other batches beside the training thread: lookups ahead of it, updates behind it."""
+"""Runs work of other batches next to the training thread: earlier lookups and delayed updates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Item(Generic[A]):
-    """A value in a queue, with the global step and the request time it belongs to."""
+    """A value in a queue, with the global step and the request time to which it belongs."""
 
     value: A
     step: int = 0
@@ -28,14 +28,14 @@ class Item(Generic[A]):
 
 
 class Prefetch(Generic[A, B]):
-    """Does `work` for up to `capacity` items ahead of whoever takes them, in one other thread.
+    """Does `work` for up to `capacity` items ahead of the consumer, in one other thread.
 
-    Results come in the order of the source, each as soon as it is asked for and ready. Capacity 0
-    is off: the work is done when it is asked for. What the work reads may be older than the newest
-    update by as many steps as the queue holds: `counters` tell "taken", and the "stale_steps" of
-    all of them together, if the taker says at which step it takes. An error of the source or of
-    the work is raised where its item would have come. Work with exchanges needs a group of its own.
-    `work` may be replaced by the taker: what is started from then on is done the new way.
+    Results come in the order of the source. Capacity 0 turns prefetching off: `take` then does the
+    work. What the work reads can lack the updates of as many steps as the queue holds. `counters`
+    count "taken" items and "stale_steps", the sum of these delays if the consumer passes its step
+    to `take`. An error of the source or of the work is raised by the `take` of its item. Work that
+    uses exchanges needs its own group. The consumer may replace `work`; items that start later use
+    the new work.
 
     >>> with Prefetch([Item(2, step=0), Item(3, step=1)], lambda item: item.value**2, 1) as ahead:
     ...     [item.value for item in ahead]
@@ -52,7 +52,7 @@ class Prefetch(Generic[A, B]):
         self._queue: deque[tuple[int, Future[Item[B] | None]]] = deque()
         self._pool = _one_thread("prefetch") if capacity else None
         self._taken, self._closed = 0, False
-        self.failed: BaseException | None = None  # of the source or the work, perhaps not yet told
+        self.failed: BaseException | None = None  # error of source or work, raised by a `take`
         self._fill()
 
     def __enter__(self) -> Prefetch[A, B]:
@@ -71,7 +71,7 @@ class Prefetch(Generic[A, B]):
             yield item
 
     def take(self, step: int | None = None) -> Item[B] | None:
-        """The next result, None after the last; `step` is that of the training thread."""
+        """Returns the next result, None after the last. `step` is that of the training thread."""
         if self._closed:
             raise StateError("take from a prefetch that is closed; make a new one.")
         if self._pool is None:
@@ -92,7 +92,7 @@ class Prefetch(Generic[A, B]):
         return item
 
     def ready(self) -> Iterator[Item[B]]:
-        """Results that nobody has taken yet, the next one first, up to one that is not done."""
+        """Yields results that are not taken yet, in order, up to the first that is not done."""
         for _, future in tuple(self._queue):
             if not future.done() or future.cancelled() or future.exception() is not None:
                 return
@@ -102,18 +102,18 @@ class Prefetch(Generic[A, B]):
             yield item
 
     def in_turn(self, other: Callable[[], C]) -> C:
-        """Does other work in the same thread, behind what was started, and waits for it."""
+        """Runs other work in the prefetch thread, after the work that was started, and waits."""
         return other() if self._pool is None else self._pool.submit(other).result()
 
     def drain(self) -> list[Item[B]]:
-        """All results that were started and not taken; nothing new is started."""
+        """Returns all results that were started and not taken. Starts nothing new."""
         found = [future.result() for _, future in self._queue]
         self._queue.clear()
         self._closed = True
         return [item for item in found if item is not None]
 
     def close(self) -> None:
-        """Stops, and waits for the work that is under way; results that nobody took are lost."""
+        """Stops, and waits for the work in progress. Results that were not taken are lost."""
         self._closed = True
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
@@ -134,13 +134,13 @@ class Prefetch(Generic[A, B]):
 
 
 class Delayed(Generic[A]):
-    """Does `work` for each item `capacity` puts later: updates run during the next step.
+    """Does `work` for each item `capacity` puts later: updates run during later steps.
 
-    A put lets the oldest item go once more than `capacity` wait. Its work runs in one other thread,
-    or at once in the caller's with `background` off, in the order of the puts. Capacity 0 is off:
-    a put does the work. `drain` does all that waits. An error of the work is raised by the next
-    call; what waited behind it still waits. `counters` tell "put", "done", and "waiting_steps",
-    the puts that items waited for, all together.
+    When more than `capacity` items wait, a put starts the work of the oldest. It runs in one other
+    thread, or in the caller's thread if `background` is off, in the order of the puts. With
+    capacity 0, a put starts the work of its own item. `drain` does the work of all items that wait.
+    An error of the work is raised by the next call; later items still wait. `counters` count "put",
+    "done" and "waiting_steps", the sum of the puts for which items waited.
 
     >>> done = []
     >>> later = Delayed(lambda item: done.append(item.step), 1, background=False)
@@ -176,7 +176,7 @@ class Delayed(Generic[A]):
         self.close(drain=error is None)
 
     def put(self, item: Item[A]) -> None:
-        """Adds an item, and lets the oldest go if too many wait."""
+        """Adds an item, and starts the oldest if too many wait."""
         if self._closed:
             raise StateError("put into a stage that is closed; make a new one.")
         self._settle()
@@ -187,14 +187,14 @@ class Delayed(Generic[A]):
             self._release()
 
     def drain(self) -> None:
-        """Does all that waits, and returns when it is done."""
+        """Does the work of all items that wait, and returns when it is done."""
         self._settle()
         while self._waiting:
             self._release()
         self._settle()
 
     def close(self, *, drain: bool = True) -> None:
-        """Drains, unless told not to, and ends the thread."""
+        """Drains unless `drain` is False, and ends the thread."""
         self._closed = True
         try:
             if drain:
@@ -217,7 +217,7 @@ class Delayed(Generic[A]):
         self.counters.add("done")
 
     def _settle(self) -> None:
-        """Waits for what runs; raises its error here."""
+        """Waits for the work in progress. Raises its error."""
         while self._running:
             self._running.popleft().result()
 

@@ -1,1 +1,1 @@
-"""Tables in two tiers of memory: a fast store of a fixed number of rows over a slow one."""
+"""Tables in two tiers: a fast store of a fixed number of rows in front of a slow store."""

@@ -31,23 +31,24 @@ if TYPE_CHECKING:
     from .eviction import PendingWriteBack
 
 
-_IDLE_S = 1.0  # the thread ends after so long without work: to start one takes longer than a step
+_IDLE_S = 1.0  # idle time after which the thread ends: starting one takes longer than a step
 _CHUNK_ROWS = 8192  # written under one hold of the lock, which bounds the wait of a reader
 
-# Ids that are logged for one reader. A reader that takes longer gets none of its rows. Without a
-# limit, a batch that is prefetched and never looked up would fill the memory.
+# The most ids that are logged for one reader. A reader with more logged ids can use none of its
+# rows. Without a limit, a batch that is prefetched and never looked up would fill the memory.
 _LOGGED_ROWS = 1 << 22
 
 
 class WriteBack:
-    """A bounded queue of dirty rows in front of `slow`, written by a thread of its own.
+    """A bounded queue of dirty rows in front of `slow`, written by its own thread.
 
-    Owns the lock under which rows leave the queue. A row in the queue is newer than that in the
-    slow store: a reader or writer of the slow store holds the queue still, or settles the rows
-    first. The thread ends a second after its last work, or with the process.
+    Owns the lock under which rows leave the queue. A row in the queue is newer than the same row in
+    the slow store. A reader or writer of the slow store therefore holds the queue with `still`, or
+    writes the rows first with `settle`. The thread ends a second after its last work, or with the
+    process.
 
-    Tables of a group also evict together, see `PendingWriteBack`. Those rows are still cached, and
-    are not in the queue. They land before anyone looks at the queue.
+    Tables of a group also evict together, see `PendingWriteBack`. Those rows are still cached and
+    not in the queue. They are written to the slow store before any use of the queue.
     """
 
     def __init__(self, slow: HostTable, room_rows: int, counters: Counters) -> None:
@@ -62,13 +63,14 @@ class WriteBack:
         self._stopper = ThreadStopper(self, self._changed)
 
     def follow(self, pending: deque[PendingWriteBack]) -> None:
-        """Takes the joint write-backs of a group of tables, some of whose rows are this table's."""
+        """Takes the joint write-backs of a group of tables, which contain rows of this table."""
         self.pending = pending
 
     def land(self, since: int = 0) -> None:
-        """Completes the joint write-backs of the group.
+        """Completes joint write-backs of the group.
 
-        All of them, or those with rows that may have been used at the time `since` or later.
+        Completes all of them, or those with rows that may have been used at the time `since` or
+        later.
         """
         for one in tuple(self.pending):
             if one.limit < since:
@@ -78,27 +80,27 @@ class WriteBack:
                 self.pending.remove(one)
 
     def put(self, rows: MovingRows) -> None:
-        """Queues rows; waits while the queue is full. Raises an error that the thread had."""
+        """Queues rows. Waits while the queue is full. Raises an error of the thread."""
         with self._changed:
             while self.queued.size() and self.queued.size() + len(rows) > self._room:
                 self._raise_error()
                 self.start()
                 self._changed.wait()
             self._raise_error()
-            self.order.extend(rows.ids.split(_CHUNK_ROWS))  # first: a row without a turn would stay
+            self.order.extend(rows.ids.split(_CHUNK_ROWS))  # first: rows not in `order` would stay
             self.queued.move_in(rows)
             self.start()
             self._changed.notify_all()
 
     @contextmanager
     def still(self) -> Iterator[HostTable]:
-        """The queued rows, none of which reaches the slow store meanwhile."""
+        """Yields the queued rows. None of them reaches the slow store inside the block."""
         self.land()
         with self._changed:
             yield self.queued
 
     def take_back(self, ids: Int64[Tensor, "n"]) -> MovingRows:
-        """Takes those of the ids that are queued out of the queue."""
+        """Removes the queued ones of these ids from the queue and returns their rows."""
         self.land()
         with self._changed:
             rows = self.queued.read_out(ids)
@@ -108,19 +110,19 @@ class WriteBack:
             return rows
 
     def is_empty(self) -> bool:
-        """Whether the queue is empty now; other threads may fill it."""
+        """Returns whether the queue is empty now. Other threads may fill it."""
         return not self.order
 
     def settle(self, ids: Int64[Tensor, "n"]) -> None:
-        """Writes those of the ids that are queued to the slow store at once."""
-        if self.is_empty():  # most often
+        """Writes the queued ones of these ids to the slow store at once."""
+        if self.is_empty():  # the most frequent case
             return
         with self._changed:
             if self.queued.size():
                 self._write(ids)
 
     def flush(self) -> None:
-        """Writes all queued rows."""
+        """Writes all queued rows to the slow store."""
         self.land()
         with self._changed:
             self._error = None  # a write that fails again raises here
@@ -128,7 +130,7 @@ class WriteBack:
                 self._write_next()
 
     def clear(self) -> None:
-        """Forgets all queued rows."""
+        """Discards all queued rows."""
         with self._changed:
             self.queued.clear()
             self.order.clear()
@@ -137,9 +139,9 @@ class WriteBack:
     # ---- the thread
 
     def start(self) -> None:
-        """Starts the thread if there is work and none runs; the caller holds the queue still."""
+        """Starts the thread if there is work and none runs. The caller holds the queue's lock."""
         alive = self.thread is not None and self.thread.is_alive()
-        if not alive and self.order:  # a thread may have failed to start, or be a parent's
+        if not alive and self.order:  # a thread may have failed to start, or ran before a fork
             self.thread = Thread(target=self._work, name="hedgerow write-back", daemon=True)
             self._stopper.start(self.thread)
 
@@ -148,7 +150,7 @@ class WriteBack:
             pass
 
     def _work_on(self) -> bool:
-        """Writes one chunk. False if there was none for a while, or it could not be written."""
+        """Writes one chunk. Returns False if there was none for a second, or a write failed."""
         with self._changed:
             try:
                 self._changed.wait_for(lambda: self.order or self._stopper.must_stop, _IDLE_S)
@@ -182,16 +184,16 @@ class WriteBack:
 
 @dataclass(slots=True, eq=False)
 class LogReader:
-    """One reader behind caches: the ids that were written since it began, by cache."""
+    """One reader behind caches, with the ids that were written since it began, by cache."""
 
-    era: int  # all rows of a cache were replaced since, if the log has another
-    since: int  # the reader asks for no row that was used before this time
+    era: int  # if the log has another, all rows of a cache were replaced since
+    since: int  # the reader needs no row that was last used before this time
     log: list[tuple[object, Ids]] = field(default_factory=list)
     rows: int = 0  # in the log
 
 
 class WriteLog:
-    """Tells readers without the lock which rows were written behind caches while they read.
+    """Logs which rows are written behind caches while readers without the lock read them.
 
     Caches that step together share one log, as they share one lock. The caller holds that lock.
     Only `end` may be called by any thread, any number of times.
@@ -207,23 +209,23 @@ class WriteLog:
     def begin(self, since: int = 0) -> LogReader:
         """Starts to log for a reader.
 
-        A reader that asks only for rows that were not cached at the time `since` need not hear of
-        rows that were last used before.
+        A reader that needs only rows that were not cached at the time `since` needs no entries for
+        rows that were last used before `since`.
         """
         reader = LogReader(self._era, since)
         self.readers.add(reader)
         return reader
 
     def end(self, reader: LogReader) -> None:
-        """The reader has finished."""
+        """Ends the log of a reader."""
         self.readers.discard(reader)
 
     def write(self, cache: object, ids: Ids) -> None:
-        """Rows of these ids are written behind a cache."""
-        readers = tuple(self.readers)  # other threads may end theirs meanwhile
+        """Logs that rows of these ids are written behind a cache."""
+        readers = tuple(self.readers)  # other threads may end their readers meanwhile
         if not readers or not len(ids):
             return
-        ids = ids.copy()  # the caller may write to them
+        ids = ids.copy()  # the caller may change them
         for reader in readers:
             reader.log.append((cache, ids))
             reader.rows += len(ids)
@@ -232,15 +234,18 @@ class WriteLog:
                 reader.log.clear()
 
     def replaced(self) -> None:
-        """All rows of a cache were replaced: no row that was read before is valid."""
+        """Logs that all rows of a cache were replaced: no row that was read before is valid."""
         self._era += 1
 
     def since(self) -> int | None:
-        """Rows last used before this time may leave without a log entry; None: any row may."""
+        """Returns a time; rows last used before it may leave without a log entry.
+
+        None: any row may leave without one.
+        """
         return min((reader.since for reader in tuple(self.readers)), default=None)
 
     def is_written(self, reader: LogReader) -> bool:
-        """Whether anything was written since the reader began."""
+        """Returns whether anything was written since the reader began."""
         return bool(reader.log) or reader.era != self._era or reader not in self.readers
 
     def keep_unchanged(self, reader: LogReader, cache: object, ids: Ids, which: np.ndarray) -> None:
@@ -254,25 +259,25 @@ class WriteLog:
 
 
 def no_rows() -> Int64[Tensor, "0"]:
-    """No ids."""
+    """Returns an empty tensor of ids."""
     return torch.empty(0, dtype=torch.int64)
 
 
-_EVICT_FRAC = 32  # a device cache evicts at least this part of its rows at once
+_EVICT_FRAC = 32  # a device cache evicts at least 1/32 of its rows at once
 
 
 @dataclass(slots=True, eq=False)
 class LruClock:
-    """The number of updates, lookups for training and prefetches so far: the time of a use.
+    """The number of updates, lookups for training and prefetches so far, as the time of a use.
 
-    Caches that step together share one.
+    Caches that step together share one clock.
     """
 
     now: int = 0
 
 
 class CacheMoves:
-    """Moves rows between the two stores of a cache; see `RowState` for what can happen to a row.
+    """Moves rows between the two stores of a cache; `RowState` lists the states of a row.
 
     The slow store has a row for every id. The newest values of a row are in the cache if the row is
     resident, else in the write-back queue if it is in flight, else in the slow store. This is the
@@ -295,7 +300,7 @@ class CacheMoves:
         return found
 
     def share(self, other: CacheMoves) -> None:
-        """Takes the clock and the log of another cache, with which this one steps."""
+        """Takes the clock and the log of another cache, with which this cache steps."""
         self.clock, self.log = other.clock, other.log
 
     # ---- reads behind the cache, as `SlowTier`
@@ -307,7 +312,7 @@ class CacheMoves:
         step: int | None,
         out: Float32[Tensor, "n dim"] | None = None,
     ) -> Float32[Tensor, "n dim"]:
-        """Rows of ids that are not cached."""
+        """Returns the rows of ids that are not cached."""
         # The caller shares `move_lock`: no more rows leave the cache while this reads the queue.
         with self.write_back.still() as in_flight:
             here = _present(in_flight, ids)
@@ -318,14 +323,14 @@ class CacheMoves:
         return found
 
     def entries(self, ids: Int64[Tensor, "n"]) -> Entries:
-        """Whole rows of ids that are not cached."""
+        """Returns whole rows of ids that are not cached."""
         with self.write_back.still() as in_flight:
             here = _present(in_flight, ids)
             newer = in_flight.entries(ids[here])
         return put_entries(self.pair.slow.entries(ids), here, newer)
 
     def next_slice(self, slices: Iterator[Entries]) -> Entries | None:
-        """The next slice of a scan of the slow store, with the newest values of its rows."""
+        """Returns the next slice of a scan of the slow store, with the newest row values."""
         with self.pair.move_lock.shared, self.write_back.still() as in_flight:
             found = next(slices, None)
             if found is None:
@@ -336,17 +341,17 @@ class CacheMoves:
             return self.pair.with_resident_rows(found)
 
     def prepare_write(self, ids: Int64[Tensor, "n"]) -> None:
-        """Logs a write behind the cache. Rows in flight reach the slow store first."""
+        """Logs a write behind the cache. Writes rows in flight to the slow store first."""
         self.log_written(ids.numpy())
         self.write_back.settle(ids)
 
     def mark_dirty(self, slots: Ids) -> None:
-        """Resident rows are about to change: a call may break off after it changed some."""
+        """Marks resident rows before they change, since a call can fail part way."""
         self.resident.set_dirty(slots, True)
 
     @contextmanager
     def logged(self) -> Iterator[LogReader]:
-        """Logs the ids written behind the cache meanwhile, for a read without the lock."""
+        """Logs the ids written behind the cache inside the block, for a read without the lock."""
         with self.pair.write_lock:
             reader = self.log.begin()
         try:
@@ -355,23 +360,23 @@ class CacheMoves:
             self.log.end(reader)
 
     def log_written(self, ids: Ids) -> None:
-        """Rows of these ids change behind the cache."""
+        """Logs that rows of these ids change behind the cache."""
         self.log.write(self, ids)
 
-    # ---- rows come
+    # ---- rows are fetched
 
     def check_distinct(self, distinct: Ids) -> None:
-        """Refuses a step of more distinct ids than the cache has rows."""
+        """Raises if a step has more distinct ids than the cache has rows."""
         if len(distinct) > self.resident.rows and not self.allow_small:
             raise CacheTooSmallError(
-                f"table {self.pair.config.name!r}: a step of {len(distinct)} distinct keys, and "
-                f"the cache has {self.resident.rows} places. Make the cache larger, the batch "
-                f"smaller, or ask for it with allow_small=True: what does not fit then goes to the "
-                f"slow store each time."
+                f"table {self.pair.config.name!r}: a step has {len(distinct)} distinct keys, but "
+                f"the cache holds at most {self.resident.rows} rows. Make the cache larger or the "
+                f"batch smaller, or set allow_small=True: rows that do not fit are then read and "
+                f"written in the slow store each time."
             )
 
     def fetch(self, distinct: Ids, known: MovingRows | None = None) -> None:
-        """Brings the rows of these ids to the cache; the caller holds the write lock.
+        """Fetches the rows of these ids into the cache. The caller holds the write lock.
 
         `known` are rows that were read before and have not changed since.
         """
@@ -385,7 +390,7 @@ class CacheMoves:
             self._bring(missing, going, known)
 
     def missing(self, distinct: Ids) -> tuple[Ids, Ids]:
-        """The ids that have a row which is not cached, and the slots of those that are cached."""
+        """Returns the ids whose rows exist but are not cached, and the slots of the cached ones."""
         at = self.resident.find(distinct)
         missing = distinct[at < 0]
         if len(missing):
@@ -393,18 +398,19 @@ class CacheMoves:
         return missing, at[at >= 0]
 
     def room_for(self, missing: Ids, hits: Ids) -> int:
-        """How many of the missing rows can come while `hits` and pinned rows stay."""
+        """Returns how many missing rows can be fetched while `hits` and pinned rows stay."""
         room = self.resident.unpinned(hits)
         if len(missing) > room and not self.allow_small:
             raise CacheTooSmallError(
-                f"table {self.pair.config.name!r}: {len(missing)} rows must come to the cache, and "
-                f"{room} of its {self.resident.rows} places are not held by this step or by "
-                f"prefetched batches. Release batches, prefetch fewer, or make the cache larger."
+                f"table {self.pair.config.name!r}: {len(missing)} rows must be fetched into the "
+                f"cache, but of its {self.resident.rows} rows only {room} are not held by this "
+                f"step or by prefetched batches. Release batches, prefetch fewer, or make the "
+                f"cache larger."
             )
         return min(room, len(missing))
 
     def _bring(self, ids: Ids, going: Ids, known: MovingRows | None) -> None:
-        """Fetches rows that are not cached, after the rows at the slots `going` have left."""
+        """Fetches rows that are not cached, after evicting the rows at the slots `going`."""
         asked, slow = torch.from_numpy(ids), self.pair.slow
         with self.write_back.still() as in_flight:
             late = in_flight.contains(asked)  # the slow store has old values of these
@@ -438,12 +444,13 @@ class CacheMoves:
         if is_dirty and not bool(placed.all()):
             self.pair.slow.move_in(rows.where(~placed))
 
-    # ---- rows leave
+    # ---- rows are evicted
 
     def make_room(self, rows: int) -> int:
-        """Evicts from a device cache until so many rows can come; returns how many can.
+        """Evicts rows of a device cache until `rows` rows can be fetched. Returns how many can.
 
-        It evicts many rows at once: to find the longest unused takes as long for one as for many.
+        It evicts many rows at once: finding the least recently used takes as long for one as for
+        many.
         """
         resident = self.resident
         assert not isinstance(resident, ResidencyMap)
@@ -458,7 +465,7 @@ class CacheMoves:
         return min(rows, resident.free)
 
     def drop(self, slots: Any) -> None:
-        """Evicts the rows at `slots`; dirty rows go to the write-back queue.
+        """Evicts the rows at `slots`. Dirty rows go to the write-back queue.
 
         The slots of a device cache may be a tensor on the device.
         """
@@ -468,12 +475,12 @@ class CacheMoves:
             rows = in_host(self.pair.fast.read_out(dirty))
             self.log_written(rows.ids.numpy())
             self.write_back.put(rows)
-        # The map goes first. If this breaks off in between, copies stay that no call reads. A slot
+        # The map changes first. If this fails in between, copies stay that no call reads. A slot
         # in the map without its row would be read as zeros.
         self._forget(slots, ids)
 
     def remove(self, ids: Int64[Tensor, "n"]) -> None:
-        """Removes rows that the slow store has no longer from the cache and from the queue."""
+        """Removes rows that the slow store no longer has from the cache and from the queue."""
         self.log_written(ids.numpy())
         self.write_back.take_back(ids)
         at = np.unique(self.resident.find(ids.numpy()))
@@ -489,12 +496,12 @@ class CacheMoves:
             raise
 
     def remove_orphans(self) -> None:
-        """Removes cached rows that the slow store has no longer."""
+        """Removes cached rows that the slow store no longer has."""
         cached = torch.from_numpy(self.resident.ids_at(self.resident.at()))
         self.remove(cached[~self.pair.slow.contains(cached)])
 
     def flush(self) -> None:
-        """Writes every change to the slow store; rows stay cached. The caller holds the lock."""
+        """Writes every change to the slow store. Rows stay cached. The caller holds the lock."""
         self.write_back.flush()
         at = self.resident.dirty()
         if len(at):
@@ -506,7 +513,7 @@ class CacheMoves:
 
 
 def cache_map(fast: HostTable | DeviceTable, rows: int) -> ResidencyMap | DeviceCacheMap:
-    """An empty map of cached rows, in the memory of the fast store."""
+    """Returns an empty map of cached rows, in the memory of the fast store."""
     if isinstance(fast, HostTable):
         return ResidencyMap(rows)
     from .device_residency import DeviceCacheMap
@@ -515,7 +522,7 @@ def cache_map(fast: HostTable | DeviceTable, rows: int) -> ResidencyMap | Device
 
 
 def _read_unknown(slow: HostTable, ids: Int64[Tensor, "n"], known: MovingRows | None) -> MovingRows:
-    """Rows of the slow store, without reading those that are `known`."""
+    """Returns rows of the slow store, and reads only those that are not `known`."""
     if known is None or not len(known):
         return slow.read_out(ids)
     have = torch.isin(ids, known.ids)
@@ -524,5 +531,5 @@ def _read_unknown(slow: HostTable, ids: Int64[Tensor, "n"], known: MovingRows | 
 
 
 def _present(table: HostTable, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:
-    """The positions of the ids that a table has."""
+    """Returns the positions of the ids that a table has."""
     return table.contains(ids).nonzero()[:, 0] if table.size() else no_rows()

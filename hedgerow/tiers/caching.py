@@ -1,4 +1,4 @@
-"""CACHING: every row in the slow store, and copies of those in use in a cache of fixed size."""
+"""CACHING: the slow store has every row, and a cache of fixed size has copies of rows in use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .tier_pair import (
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable
 
-_IDLE_S = 1.0  # the prefetcher's thread ends after so long without work
+_IDLE_S = 1.0  # the prefetcher's thread ends after this time without work
 _MOVED = ("fetches", "cache_evictions", "write_backs", "prefetches", "late_prefetches")
 
 
@@ -47,12 +47,12 @@ class CachingTable:
     """A table with all its rows in a `slow` store, behind a cache of `cache_rows`.
 
     A lookup for training or an update fetches the rows it needs into the cache. The least recently
-    used rows leave it. A thread writes changed rows back to the slow store, with at most
-    `queue_rows` in flight (by default as many as the cache has). Rows are born in the slow store.
+    used rows are evicted. A thread writes dirty rows back to the slow store, with at most
+    `queue_rows` in flight (by default `cache_rows`). New rows are inserted in the slow store.
     `prefetch` fetches and pins the rows of a later batch while training continues. `flush` writes
     all changes back.
 
-    A call that needs more distinct rows than the cache has is refused. With `allow_small` the rows
+    A call that needs more distinct rows than the cache has is refused. With `allow_small`, the rows
     that do not fit are read and written in the slow store each time.
 
     Its parts: `pair` (the two stores and their locks), `moves` (fetching, evicting, writing back),
@@ -106,16 +106,16 @@ class CachingTable:
 
     @property
     def filter(self) -> Any:
-        """What counts absent ids for the admission rule; None without such a rule."""
+        """The filter that counts absent ids for the admission rule; None without such a rule."""
         return self.slow.filter
 
     @property
     def order(self) -> EvictionOrder | None:
-        """The order in which rows are evicted; None without a rule of room."""
+        """The order in which rows are evicted; None without a rule of size (`Lru`, `Lfu`)."""
         return self.slow.order
 
     def table(self, k: int = 0) -> CachingTable:
-        """The store of table `k` alone, which is this one."""
+        """Returns the store of table `k` alone, which is this table."""
         arguments.table_number(k, 1)
         return self
 
@@ -129,9 +129,9 @@ class CachingTable:
         step: int | None = None,
         out: Float32[Tensor, "n dim"] | None = None,
     ) -> Lookup:
-        """Rows of `keys`, into `out` if given. Nothing is inserted.
+        """Returns the rows of `keys`, in `out` if given. Inserts nothing.
 
-        With `missing="training"` the rows come to the cache first, because an update follows.
+        With `missing="training"` the rows are fetched into the cache, since an update follows.
         """
         keys = self.pair.keys(keys)
         if missing == "training":
@@ -143,19 +143,19 @@ class CachingTable:
         return self.rows.lookup(keys, missing, step, out)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
+        """Returns whether each key has a row."""
         return self.rows.contains(keys)
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Whole rows with their optimizer states and times."""
+        """Returns whole rows with their optimizer states and times."""
         return self.rows.entries(keys)
 
     def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
-        """How often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
+        """Returns how often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
         return self.pair.uses(self.rows.entries(keys))
 
     def row_states(self, ids: Int64[Tensor, "n"]) -> list[RowState]:
-        """The state of each id's row in the cache."""
+        """Returns the state of each id's row in the cache."""
         with self.pair.move_lock.shared, self.moves.write_back.still() as in_flight:
             at = self.resident.find(ids.cpu().numpy())
             dirty = set(self.resident.dirty().tolist())
@@ -166,30 +166,30 @@ class CachingTable:
         ]
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows in slices, each row once; as `HostTable.scan`."""
+        """Yields all rows in slices, each row once; as `HostTable.scan`."""
         slices = self.slow.scan(rows)
         while (found := self.moves.next_slice(slices)) is not None:
             yield found.to(self.device)
 
     def size(self) -> int:
-        """Rows."""
+        """Returns the number of rows."""
         return self.slow.size()
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave."""
+        """Returns the largest `ts` of all writes."""
         return self.pair.max_ts()
 
     def memory(self) -> MemoryUse:
-        """Bytes of both tiers by purpose. What is known of the cached rows counts as index."""
+        """Returns bytes of both tiers by purpose. The residency map counts as index."""
         return self.pair.memory(self.resident.nbytes())
 
     def device_bytes(self) -> int:
-        """Bytes on the device beside those of the fast table."""
+        """Returns bytes on the device in addition to those of the fast table."""
         return 0 if isinstance(self.fast, HostTable) else self.resident.nbytes()
 
     def stats(self) -> dict[str, float]:
-        """The statistics of one table, summed over both tiers, then those of the cache."""
-        self.moves.write_back.land()  # which counts write-backs
+        """Returns the statistics of one table, summed over both tiers, and those of the cache."""
+        self.moves.write_back.land()  # this counts write-backs
         for name, rows in zip(
             ("fetches", "cache_evictions"), self.resident.take_moved(), strict=True
         ):
@@ -203,9 +203,9 @@ class CachingTable:
     # ---- later batches
 
     def prefetch(self, keys: TableKeys | Int64[Tensor, "n"]) -> Prefetched:
-        """Starts to fetch the rows of a later batch. They stay until the batch is released.
+        """Starts to fetch the rows of a later batch. They are pinned until the batch is released.
 
-        The distinct keys of all batches that are not released must fit the cache.
+        The distinct keys of all batches that are not released must fit into the cache.
         """
         distinct = torch.unique(self.pair.keys(keys).ids.cpu()).numpy()
         batch = Prefetched(distinct, self._release)
@@ -213,13 +213,17 @@ class CachingTable:
         if too_many is not None:
             raise CacheTooSmallError(
                 f"table {self.config.name!r}: prefetched batches that are not released and this "
-                f"one have {too_many} distinct keys, and the cache has {self.resident.rows} "
-                f"places. Prefetch fewer batches, release them in time, or make the cache larger."
+                f"one have {too_many} distinct keys, but the cache holds at most "
+                f"{self.resident.rows} rows. Prefetch fewer batches, release them earlier, or make "
+                f"the cache larger."
             )
         return batch
 
     def _fetch_ahead(self, batch: Prefetched) -> None:
-        """Runs in the prefetcher's thread: reads rows without the lock, then moves them in."""
+        """Reads the rows of a batch without the write lock, then moves them into the cache.
+
+        Runs in the prefetcher's thread.
+        """
         moves, resident = self.moves, self.resident
         with moves.logged() as reader:
             with self.pair.move_lock.shared:
@@ -246,7 +250,7 @@ class CachingTable:
                 self.resident.unpin(batch.slots, batch.stays)
 
     def await_prefetches(self, distinct: Ids) -> None:
-        """Waits for prefetched batches with rows of these ids that are not cached yet."""
+        """Waits for prefetched batches that fetch rows of these ids and have not finished."""
         batches = self.prefetcher.under_way()
         if not batches:
             return
@@ -273,9 +277,9 @@ class CachingTable:
         per_occurrence: bool = False,
         policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """One optimizer step per distinct id, with its summed gradient. Absent ids are born first.
+        """Makes one optimizer step per distinct id, with its summed gradient; inserts absent ids.
 
-        As `HostTable.apply_gradients`. The rows come to the cache first.
+        As `HostTable.apply_gradients`. The rows are fetched into the cache first.
         """
         checks.flag("per_occurrence", per_occurrence)
         keys = self.pair.keys(at.keys if isinstance(at, Lookup) else at)
@@ -300,12 +304,12 @@ class CachingTable:
         step: int | None,
         counts: Int64[Tensor, "n"] | None,
     ) -> None:
-        """Refuses arguments that `apply_gradients` refuses."""
+        """Raises on arguments that `apply_gradients` refuses."""
         self.rows.check_update(ids, grads, rates, step, counts)
         self.check_room(ids, step)
 
     def check_room(self, ids: Int64[Tensor, "n"], step: int | None) -> None:
-        """Refuses an update whose rows cannot come to the cache, or that lacks its step."""
+        """Raises if the rows of an update do not fit into the cache, or if its step is missing."""
         self.rows.check_step(step)
         self.check_distinct(ids)
         if self.prefetcher.is_outstanding() and not self.moves.allow_small:
@@ -314,7 +318,7 @@ class CachingTable:
                 self.moves.room_for(*self.moves.missing(distinct))
 
     def check_distinct(self, ids: Int64[Tensor, "n"]) -> None:
-        """Refuses a call of more distinct ids than the cache has rows."""
+        """Raises if a call has more distinct ids than the cache has rows."""
         if len(ids) > self.resident.rows:
             self.moves.check_distinct(torch.unique(ids).cpu().numpy())
 
@@ -327,7 +331,7 @@ class CachingTable:
         *,
         ts: int = 0,
     ) -> Applied:
-        """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
+        """Sets rows and keeps optimizer states, fresh for absent ids. The last equal key wins."""
         return self.rows.set("assign", keys, rows, ts)
 
     def assign_add(
@@ -341,7 +345,7 @@ class CachingTable:
         return self.rows.set("assign_add", keys, rows, ts)
 
     def restore(self, entries: Entries) -> Applied:
-        """Puts whole rows back: embeddings, states and times as `entries` or `scan` gave them."""
+        """Restores whole rows, with states and times, as `entries` or `scan` returned them."""
         return self.rows.restore(entries)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
@@ -349,7 +353,7 @@ class CachingTable:
         return self.rows.reinitialize(keys)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there."""
+        """Removes rows and returns which of them existed."""
         ids = self.pair.keys(keys).ids.cpu()
         pair, moves = self.pair, self.moves
         with pair.write_lock, pair.move_lock.alone(), moves.write_back.still():
@@ -364,7 +368,7 @@ class CachingTable:
     def evict(
         self, *, now_s: int | None = None, capture: bool = False, rows: int | None = None
     ) -> Evicted:
-        """Removes the rows that the table's rule says must go; as `HostTable.evict`."""
+        """Removes the rows that the table's eviction rule selects; as `HostTable.evict`."""
         checks.flag("capture", capture)
         with self.pair.write_lock, self.pair.move_lock.alone():
             self.moves.flush()
@@ -388,7 +392,7 @@ class CachingTable:
     def clear(self) -> None:
         """Removes all rows."""
         write_back = self.moves.write_back
-        # The queue is held still meanwhile. A row that arrived after the slow store was cleared
+        # Nothing leaves the queue meanwhile. A row that arrived after the slow store was cleared
         # would stay there.
         with self.pair.write_lock, self.pair.move_lock.alone(), write_back.still():
             try:
@@ -412,17 +416,17 @@ class CachingTable:
         all_changes: bool = False,
         overflow: Overflow = "whole_table",
     ) -> TierTouched:
-        """The keys changed since `consumer` last took them; as `HostTable.touched`."""
+        """Returns the keys changed since `consumer` last took them; as `HostTable.touched`."""
         return self.feeds.open(consumer, capacity, all_changes, overflow)
 
     def consumer(self, name: str) -> TierTouched | None:
-        """The open consumer of changed keys of this name; None if there is none."""
+        """Returns the open consumer of changed keys of this name; None if there is none."""
         return self.feeds.get(name)
 
     def snapshot(
         self, *, at_start: Callable[[], object] | None = None, paused: bool = False
     ) -> TierSnapshot:
-        """All rows as they are when this returns, while writers and moves continue.
+        """Returns a snapshot of all rows. Writers and moves continue while it is open.
 
         As `HostTable.snapshot`.
         """
@@ -434,23 +438,23 @@ class CachingTable:
 
     @property
     def slot_key(self) -> int:
-        """The secret by which the slow tier places ids."""
+        """The secret that determines the slots of ids in the slow tier."""
         return self.slow.slot_key
 
     def use_slot_key(self, slot_key: int) -> None:
-        """Places ids of the slow tier by this key from now on; only before there are rows.
+        """Sets the slot key of the slow tier. Raises if the table has rows.
 
-        The fast tier keeps its key: it may share its memory with the tables of a group. Where a run
-        on a full cache must be repeatable, the config names a key.
+        The fast tier keeps its key, since it may share its memory with the tables of a group. If a
+        run on a full cache must be repeatable, set the key in the config.
         """
         self.slow.use_slot_key(slot_key)
 
     def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
-        """An empty table of one tier, to fill and then exchange rows with."""
+        """Returns an empty table of one tier, to be filled and passed to `exchange_rows`."""
         return self.slow.beside(rows, slot_key=slot_key)
 
     def exchange_rows(self, other: HostTable) -> None:
-        """Swaps all rows with a table of the same config. They are all in the slow store then.
+        """Swaps all rows with a table of the same config. All new rows are in the slow store.
 
         Filters and counts stay. Consumers of all changes see the whole table as changed.
         """
@@ -489,13 +493,13 @@ class Prefetched:
         self.release()
 
     def is_done(self) -> bool:
-        """Whether its rows are in the cache, or could not be fetched."""
+        """Returns whether its rows are in the cache, or could not be fetched."""
         return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until its rows are in the cache, and raises what went wrong.
+        """Waits until its rows are in the cache. Raises if they could not be fetched.
 
-        False if they are not after `timeout_s`.
+        Returns False if they are not there after `timeout_s`.
         """
         done = self._done.wait(timeout_s)
         if self._error is not None:
@@ -503,12 +507,12 @@ class Prefetched:
         return done
 
     def release(self) -> None:
-        """Its rows may leave the cache. A second call does nothing."""
+        """Allows its rows to be evicted. A second call does nothing."""
         self._done.wait()
         self._unpin(self)
 
     def finish(self, error: BaseException | None) -> None:
-        """Its rows are in the cache, or never will be."""
+        """Records that its rows are in the cache, or the error if they could not be fetched."""
         self._error = error
         self._done.set()
 
@@ -525,13 +529,16 @@ class Prefetcher:
         self._stopper = ThreadStopper(self, self._lock)
 
     def add(self, batch: Prefetched, most_ids: int) -> int | None:
-        """Queues a batch. If more distinct keys than `most_ids` were outstanding, only says so."""
+        """Queues a batch, unless more distinct keys than `most_ids` would be outstanding.
+
+        Returns the number of distinct keys if it is too large; else None.
+        """
         with self._lock:
             every = [batch.ids, *(one.ids for one in self._outstanding)]
             many = len(distinct_ids(np.concatenate(every)))
             if many > most_ids:
                 return many
-            if self.thread is None or not self.thread.is_alive():  # not started, or a parent's
+            if self.thread is None or not self.thread.is_alive():  # not started, or before a fork
                 self.thread = Thread(target=self._work, name="hedgerow prefetch", daemon=True)
                 # The thread waits for the lock. If it cannot start, no batch was queued.
                 self._stopper.start(self.thread)
@@ -541,7 +548,7 @@ class Prefetcher:
         return None
 
     def remove(self, batch: Prefetched) -> bool:
-        """The batch is not outstanding any more. Whether it was."""
+        """Removes a batch from the outstanding ones. Returns whether it was one."""
         with self._lock:
             was = batch in self._outstanding
             if was:
@@ -549,12 +556,12 @@ class Prefetcher:
             return was
 
     def is_outstanding(self) -> bool:
-        """Whether a batch has not been released."""
+        """Returns whether any batch has not been released."""
         return bool(self._outstanding)
 
     def under_way(self) -> list[Prefetched]:
-        """Batches whose rows are not in the cache yet."""
-        if not self._outstanding:  # most often; later batches do not matter to the caller
+        """Returns the batches whose rows are not in the cache yet."""
+        if not self._outstanding:  # the most frequent case; needs no lock
             return []
         with self._lock:
             return [batch for batch in self._outstanding if not batch.is_done()]
@@ -569,7 +576,7 @@ class Prefetcher:
                 batch = self._waiting.popleft()
             try:
                 self._fetch(batch)
-            except BaseException as error:  # raised to whoever waits for the batch
+            except BaseException as error:  # raised by `wait`
                 batch.finish(error)
             else:
                 batch.finish(None)

@@ -26,19 +26,19 @@ from .caching import CachingTable
 from .device_residency import device_map_of, device_store_of
 from .misses import Misses
 
-_SPARE = 512  # twice this part of a cache leaves at once, so that not every step needs room,
-STEPS_SPARE = 4  # or twice what so many steps need,
-MOST_SPARE = 64  # but no more than this part of the cache
+_SPARE = 512  # an eviction removes 2/512 of a cache, so that not every step needs one,
+STEPS_SPARE = 4  # or twice what four steps need,
+MOST_SPARE = 64  # but no more than 2/64 of the cache
 _OVERFLOW_TICKS = 32  # uses (two or three per step) between two evictions for overflows alone
 
 
 class EvictionScheduler:
-    """Evicts rows of K alike caches together. The caller holds the caches' write lock.
+    """Evicts rows of K caches that step together. The caller holds the caches' write lock.
 
-    The device chooses rows some steps before their slots are needed. A thread writes those that are
-    dirty to the slow stores while they are still resident, so that no step waits for a row in
-    flight. The next time, those that were not used since are removed. The device also counts the
-    rows of the caches. The host learns the counts later, and works with upper bounds until then.
+    The device chooses rows some steps before their slots are needed. A thread writes the dirty ones
+    to the slow stores while they are still resident, so that no step waits for a row in flight. The
+    next eviction removes those that were not used since. The device also counts the rows of the
+    caches. The host learns the counts later, and works with upper bounds until then.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class EvictionScheduler:
         self._slots = [device_store_of(table).arrays.buckets * LANES for table in caches]
         device = used.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # One for all tables: a write-back that is under way concerns all of them, or none.
+        # One for all tables: a write-back in progress contains rows of all of them.
         self._pending: deque[PendingWriteBack] = deque()
         for table in caches:
             table.moves.write_back.follow(self._pending)
@@ -68,11 +68,11 @@ class EvictionScheduler:
     def make_room(
         self, rows: Sequence[int], now: int, asked: int | None, tell_used: Callable[[], None]
     ) -> Sequence[int]:
-        """Evicts until so many rows of each table can come; returns how many can, at most `rows`.
+        """Evicts rows until `rows` of each table can be fetched. Returns how many of these can.
 
-        Rows that are used `now` stay: `tell_used` tells the device which, before the first row
-        leaves. Rows that came since prefetch requests at the time `asked` stay, too: the requests
-        would read old values of them.
+        Rows that are used `now` stay: `tell_used` marks them on the device before the first row
+        leaves. Rows that were fetched since prefetch requests at the time `asked` stay, too: those
+        requests would read old values of them.
         """
         if not self._overflows and self._have_room(rows):
             return rows
@@ -87,7 +87,7 @@ class EvictionScheduler:
                 if self.counting is None:
                     self.turn_over(needs, now, last)
                     self.learn_counts(wait=at_once)
-                if any(need.now() > 0 for need in needs):  # they cannot wait for the next time
+                if any(need.now() > 0 for need in needs):  # they cannot wait for the next call
                     self.turn_over(needs, now, last)
                     self.learn_counts(wait=True)
         return [
@@ -96,27 +96,28 @@ class EvictionScheduler:
         ]
 
     def _have_room(self, rows: Sequence[int]) -> bool:
-        """Whether all tables have room for so many, and for those of the next step: most often."""
+        """Returns whether all tables can take these rows and those of the next step."""
         for table, n in zip(self._caches, rows, strict=True):
             if n and Need(table, n).soon() > 0:
                 return False
         return True
 
     def overflowed(self, misses: Misses) -> None:
-        """Rows of these keys came and found their buckets full: one row there must leave for each.
+        """Records keys whose rows were fetched but found no lane in their full buckets.
 
-        Otherwise they would be fetched by every step, however much room there is elsewhere. No
-        other rows leave for them: those would be fetched again, too.
+        For each, one row of the bucket must leave. Otherwise every step would fetch the row again,
+        even if other buckets have free lanes. Rows of other buckets do not leave for it, since they
+        would have to be fetched again, too.
         """
         self._overflows.add(misses)
 
     def _is_ready(self) -> bool:
-        """Whether rows can leave without a wait: they are written, and counted."""
+        """Returns whether rows can leave without a wait: they are written back and counted."""
         return self.counting is None and (self.next is None or self.next.write_back.has_landed)
 
     def go_on(self) -> None:
-        """Has the thread write the rows that leave next, beside the next step."""
-        after = self.next  # once: the lookup of another thread may replace it
+        """Makes the thread write the rows that leave next, in parallel to the next step."""
+        after = self.next  # read once: the lookup of another thread may replace it
         if after is None or after.write_back is self._handed_over:
             return
         try:
@@ -125,16 +126,16 @@ class EvictionScheduler:
                 self.thread = ThreadPoolExecutor(1, thread_name_prefix="hedgerow write-back")
             self.thread.submit(after.write_back.land)
             self._handed_over = after.write_back
-        except Exception:  # no step fails for it: the next one that needs the rows tries, and fails
+        except Exception:  # this step does not fail: a later step that needs the rows tries again
             return
 
     def turn_over(self, needs: Sequence[Need], now: int, last: int) -> None:
-        """Removes the rows that were chosen before; chooses others, used before `last`."""
+        """Removes the rows that were chosen before. Chooses others, last used before `last`."""
         if any(device_map_of(table).has_pins for table in self._caches):  # not known on the device
             return
         since = self._caches[0].moves.log.since()
         limit = last - 1 if since is None else min(last, since) - 1
-        # All, even if their choice broke off: they may be clean, and are older than the next.
+        # All, even if choosing them failed: they may be marked clean, and are older than the next.
         self._caches[0].moves.write_back.land()
         ready = [0] * len(needs) if self.next is None else self.next.most
         wanted = [need.wanted(n) for need, n in zip(needs, ready, strict=True)]
@@ -148,7 +149,7 @@ class EvictionScheduler:
                 self.device_group.take_out(chosen, self._used, self._changed, self._left)
             for table in self._caches:
                 device_map_of(table).uncounted()
-            # A few more: for rows as old as the oldest, and for buckets that are full.
+            # A few more, for rows of equal age and for full buckets.
             most = [
                 n + n // 8 if n else keys
                 for n, keys in zip(wanted, self._overflows.counts, strict=True)
@@ -171,14 +172,14 @@ class EvictionScheduler:
         )
         pending = PendingWriteBack(self._caches, chosen, rows, states, most, self._stream)
         self._pending.append(pending)
-        # If this breaks off before, rows are written that are still marked as dirty.
+        # If this fails before `clean`, rows are written that are still marked as dirty.
         self.device_group.clean(chosen, self._changed)
         for table in self._caches:
             device_map_of(table).begin_count()
         self.next, self.counting = NextEviction(chosen, most, pending), pending
 
     def learn_counts(self, *, wait: bool) -> None:
-        """Takes the counts of rows from the device, if they are there or `wait` is True."""
+        """Takes the counts of rows from the device if they have arrived, or if `wait` is True."""
         pending = self.counting
         if pending is None or not (wait or pending.is_copied()):
             return
@@ -189,7 +190,7 @@ class EvictionScheduler:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NextEviction:
-    """Rows that leave the next time, at most so many of each table."""
+    """Rows that leave in the next eviction, at most `most` of each table."""
 
     chosen: EvictionCandidates
     most: Sequence[int]
@@ -197,7 +198,7 @@ class NextEviction:
 
 
 class Need:
-    """Room for new rows of one table, and how many others must leave for them."""
+    """The number of new rows of one table, and how many others must leave for them."""
 
     def __init__(self, table: CachingTable, rows: int) -> None:
         self.table, self.rows = table, rows
@@ -206,28 +207,28 @@ class Need:
         self.spare = min(max(every // _SPARE, STEPS_SPARE * rows), every // MOST_SPARE)
 
     def now(self) -> int:
-        """How many must leave before the rows come."""
+        """Returns how many rows must leave before the new rows are fetched."""
         return self._lacks(0)
 
     def soon(self) -> int:
-        """How many must leave before those of the next step come, too."""
+        """Returns how many rows must leave before the new rows and those of the next step."""
         return self._lacks(1)
 
     def wanted(self, ready: int) -> int:
-        """How many should be chosen beside so many that are."""
+        """Returns how many rows to choose, if `ready` are chosen already."""
         later = 2 * self.spare if self._lacks(2) > 0 else 0
         return later + max(0, self._lacks(0) - ready)
 
     def _lacks(self, spares: int) -> int:
         lacking = self._resident.lacks(self.rows + spares * self.spare)
-        # Where all rows fit none must leave, however many may have been counted twice.
+        # If all rows fit, none must leave, even if the upper bound is higher.
         return 0 if lacking <= 0 or self.table.slow.size() <= self._resident.rows else lacking
 
 
 class PendingWriteBack:
-    """Copies of rows that will leave, on their way to the slow stores. Any thread may write them.
+    """Copies of rows that will leave, in flight to the slow stores. Any thread may write them.
 
-    The rows stay in their caches until the copies have landed. If a write fails, the copies are
+    The rows stay in their caches until the copies are written. If a write fails, the copies are
     kept, and the next call that needs them tries again. Owns a lock.
     """
 
@@ -251,7 +252,7 @@ class PendingWriteBack:
         self._lock = Lock()
 
     def start(self) -> None:
-        """Starts to copy the rows to the host, on a stream of their own."""
+        """Starts to copy the rows to the host, on a separate stream."""
         with self._lock:
             self._start()
 
@@ -261,11 +262,11 @@ class PendingWriteBack:
         return self._landed
 
     def is_copied(self) -> bool:
-        """Whether the rows are on the host."""
+        """Returns whether the rows are on the host."""
         return self._here is not None and (self._copied is None or self._copied.query())
 
     def sizes(self) -> list[int]:
-        """How many rows each table had when these were chosen; waits for the device."""
+        """Returns how many rows each table had when these were chosen. Waits for the device."""
         if not self.is_copied():
             with self._lock:  # `land` holds it for longer
                 self._numbers()
@@ -273,7 +274,7 @@ class PendingWriteBack:
         return self._here[-1][:, 2].tolist()
 
     def land(self) -> None:
-        """Writes the rows to the slow stores, unless that is done."""
+        """Writes the rows to the slow stores. A second call does nothing."""
         with self._lock:
             if self._landed:
                 return
@@ -301,7 +302,7 @@ class PendingWriteBack:
         self._here = here
 
     def _numbers(self) -> Int64[Tensor, "K 3"]:
-        """The counts of the device."""
+        """Returns the counts of the device."""
         self._start()
         if self._copied is not None:
             self._copied.synchronize()
@@ -310,15 +311,15 @@ class PendingWriteBack:
 
 
 class BucketOverflows:
-    """Distinct keys of each of K tables whose rows found no lane; single-owner.
+    """The distinct keys of each of K tables whose rows found no lane. Single-owner.
 
-    At most `CROWDED` keys of each table. Keys of earlier batches stay. If a batch has too many,
-    others of them are kept each time: a key that was always left out would never find a lane.
+    It keeps at most `CROWDED` keys per table. Keys of earlier batches stay. If a batch has too
+    many, each time others of them are kept: a key that was always excluded would never find a lane.
     """
 
     def __init__(self, tables: int) -> None:
         self._ids: list[dict[int, None]] = [{} for _ in range(tables)]
-        self._begin = 0  # the first that is kept of too many
+        self._begin = 0  # offset of the first key that is kept if there are too many
 
     def __bool__(self) -> bool:
         return any(self._ids)
@@ -329,7 +330,7 @@ class BucketOverflows:
         return list(map(len, self._ids))
 
     def add(self, misses: Misses) -> None:
-        """Rows of these keys found no lane."""
+        """Adds keys whose rows found no lane."""
         for k, share in misses.shares():
             mine, ids = self._ids[k], distinct_ids(misses.ids[share].numpy())
             for id_ in np.roll(ids, -self._begin).tolist():
@@ -338,7 +339,7 @@ class BucketOverflows:
                 mine[id_] = None
 
     def take(self, device: torch.device) -> TableKeys | None:
-        """Returns and forgets all of them."""
+        """Returns and removes all keys."""
         if not self:
             return None
         splits = (0, *accumulate(self.counts))

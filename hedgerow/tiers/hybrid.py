@@ -1,4 +1,4 @@
-"""HYBRID: each row in one of two stores, by how often it is used."""
+"""HYBRID: each row is in one of two stores, the most used rows in the fast one."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ if TYPE_CHECKING:  # they need Triton
     from .device_residency import DeviceResidencyMap
     from .misses import Misses
 
-_MOVED_FRAC = 16  # by default an update promotes up to this part of the fast rows
-_RENEW_STEPS = 32  # the coldest rows are searched for again after so many updates
-_SPARE = 2  # a search finds so many times as many as an update may promote
+_MOVED_FRAC = 16  # by default an update promotes up to 1/16 of the fast rows
+_RENEW_STEPS = 32  # after this number of updates the coldest rows are searched for again
+_SPARE = 2  # a search finds twice as many rows as an update may promote
 _GAIN = 2  # current uses by which a row must be hotter: moving two rows costs more than a few reads
 _HALF_LIFE_STEPS = 64
 _MOVE_COUNTS = ("promotions", "demotions", "failed_moves")
 
-# Of a group of tables, which promote together
-MOVE_STEPS = 16  # rows move after so many steps: that takes longer than a step
-_SOON_STEPS = 2  # or after so many, while many keys miss:
-_MANY = 5  # more than one in so many
+# For a group of tables, which promote together
+MOVE_STEPS = 16  # steps between promotions, which take longer than a step
+_SOON_STEPS = 2  # steps between promotions while many keys miss:
+_MANY = 5  # more than one in five
 
 
 class HybridTable:
-    """A table whose hottest rows are in a `fast` store and all others in a `slow` one.
+    """A table whose hottest rows are in a `fast` store and all others in a `slow` store.
 
-    Rows are born in the slow store. After each update, the most used of its rows in the slow store
-    are promoted to the fast store, at most `promotions` (by default a sixteenth of `fast_rows`). A
-    row is promoted where there is room, or where a resident row was used less by two current uses;
-    that row is demoted. Use counts fade: a use 64 updates ago counts half. The calls alone decide
-    which rows are resident, and no number depends on it.
+    Rows are inserted in the slow store. After each update, the most used of its rows in the slow
+    store are promoted to the fast store, at most `promotions` (by default a sixteenth of
+    `fast_rows`). A row is promoted into a free slot, or in place of a resident row if its use count
+    is higher by more than two present uses; that row is demoted. Use counts fade: a use 64 updates
+    ago counts half. The calls alone determine which rows are resident, and no result depends on it.
 
     Its parts: `pair` (the two stores and their locks), `rows` (reads and writes of rows), `feeds`
     (consumers of changed keys), `use_counts`.
@@ -94,9 +94,9 @@ class HybridTable:
         self.promotions = checks.count("promotions", promotions)
         self.use_counts = UseCounts(fast_rows, half_life_steps=_HALF_LIFE_STEPS, device=fast.device)
         self._coldest: Ids = np.empty(0, np.int64)  # slots whose rows are demoted next
-        self._looked = 0  # updates since they were found
-        self._scans = 0  # scans under way: rows do not move
-        self._scanning = Lock()  # for that number
+        self._looked = 0  # updates since these slots were found
+        self._scans = 0  # scans in progress, during which no row moves
+        self._scanning = Lock()  # guards `_scans`
 
     def __repr__(self) -> str:
         return self.pair.description("HybridTable")
@@ -114,16 +114,16 @@ class HybridTable:
 
     @property
     def filter(self) -> Any:
-        """What counts absent ids for the admission rule; None without such a rule."""
+        """The filter that counts absent ids for the admission rule; None without such a rule."""
         return self.slow.filter
 
     @property
     def order(self) -> EvictionOrder | None:
-        """The order in which rows are evicted; None without a rule of room."""
+        """The order in which rows are evicted; None without a rule of size (`Lru`, `Lfu`)."""
         return self.slow.order
 
     def table(self, k: int = 0) -> HybridTable:
-        """The store of table `k` alone, which is this one."""
+        """Returns the store of table `k` alone, which is this table."""
         arguments.table_number(k, 1)
         return self
 
@@ -137,23 +137,23 @@ class HybridTable:
         step: int | None = None,
         out: Float32[Tensor, "n dim"] | None = None,
     ) -> Lookup:
-        """Rows of `keys`, into `out` if given. Nothing is inserted, and no row moves."""
+        """Returns the rows of `keys`, in `out` if given. Inserts nothing, and moves no row."""
         return self.rows.lookup(self.pair.keys(keys), missing, step, out)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
+        """Returns whether each key has a row."""
         return self.rows.contains(keys)
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Whole rows with their optimizer states and times."""
+        """Returns whole rows with their optimizer states and times."""
         return self.rows.entries(keys)
 
     def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
-        """How often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
+        """Returns how often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
         return self.pair.uses(self.rows.entries(keys))
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows in slices, each row once, while others write. No row moves until it ends."""
+        """Yields all rows in slices, each row once, while others write. Meanwhile no row moves."""
         with self._no_moves():
             for store in (self.slow, self.fast):
                 for entries in store.scan(rows):
@@ -161,7 +161,7 @@ class HybridTable:
 
     @contextmanager
     def _no_moves(self) -> Iterator[None]:
-        with self.pair.write_lock, self._scanning:  # after a move that is under way
+        with self.pair.write_lock, self._scanning:  # after a move in progress
             self._scans += 1
         try:
             yield
@@ -170,27 +170,27 @@ class HybridTable:
                 self._scans -= 1
 
     def size(self) -> int:
-        """Rows."""
+        """Returns the number of rows."""
         with self.pair.move_lock.shared:
             return self.fast.size() + self.slow.size()
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave."""
+        """Returns the largest `ts` of all writes."""
         return self.pair.max_ts()
 
     def memory(self) -> MemoryUse:
-        """Bytes of both tiers by purpose. What is known of the fast rows counts as index."""
+        """Returns bytes of both tiers by purpose. Residency map and use counts count as index."""
         return self.pair.memory(self._known_bytes())
 
     def device_bytes(self) -> int:
-        """Bytes on the device beside those of the fast table."""
+        """Returns bytes on the device in addition to those of the fast table."""
         return 0 if isinstance(self.fast, HostTable) else self._known_bytes()
 
     def _known_bytes(self) -> int:
         return self.resident.nbytes() + self.use_counts.nbytes()
 
     def stats(self) -> dict[str, float]:
-        """The statistics of one table, summed over both tiers, then those of the fast tier."""
+        """Returns the statistics of one table, summed over both tiers, and of the fast tier."""
         common = self.pair.stats(self.size(), self._known_bytes())
         return {**common, **self.pair.counts(_MOVE_COUNTS)}
 
@@ -208,7 +208,7 @@ class HybridTable:
         per_occurrence: bool = False,
         policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """One optimizer step per distinct id, with its summed gradient. Absent ids are born first.
+        """Makes one optimizer step per distinct id, with its summed gradient; inserts absent ids.
 
         As `HostTable.apply_gradients`. An update counts as a use of its rows, and promotes rows.
         """
@@ -234,11 +234,11 @@ class HybridTable:
         step: int | None,
         counts: Int64[Tensor, "n"] | None,
     ) -> None:
-        """Refuses arguments that `apply_gradients` refuses."""
+        """Raises on arguments that `apply_gradients` refuses."""
         self.rows.check_update(ids, grads, rates, step, counts)
 
     def check_room(self, ids: Int64[Tensor, "n"], step: int | None) -> None:
-        """Refuses an update that lacks its step: any number of ids is possible."""
+        """Raises if an update lacks its step. The number of ids is not limited."""
         del ids
         self.rows.check_step(step)
 
@@ -257,7 +257,7 @@ class HybridTable:
         *,
         ts: int = 0,
     ) -> Applied:
-        """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
+        """Sets rows and keeps optimizer states, fresh for absent ids. The last equal key wins."""
         return self.rows.set("assign", keys, rows, ts)
 
     def assign_add(
@@ -271,7 +271,7 @@ class HybridTable:
         return self.rows.set("assign_add", keys, rows, ts)
 
     def restore(self, entries: Entries) -> Applied:
-        """Puts whole rows back: embeddings, states and times as `entries` or `scan` gave them."""
+        """Restores whole rows, with states and times, as `entries` or `scan` returned them."""
         return self.rows.restore(entries)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
@@ -279,7 +279,7 @@ class HybridTable:
         return self.rows.reinitialize(keys)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there."""
+        """Removes rows and returns which of them existed."""
         ids = self.pair.keys(keys).ids.cpu()
         with self.pair.write_lock, self.pair.move_lock.alone(), self._mended(ids.numpy()):
             at, here, _ = self.pair.split(ids)
@@ -292,7 +292,7 @@ class HybridTable:
     def evict(
         self, *, now_s: int | None = None, capture: bool = False, rows: int | None = None
     ) -> Evicted:
-        """Removes the rows of both tiers that the table's rule says must go; as `HostTable`."""
+        """Removes the rows of both tiers that the eviction rule selects; as `HostTable.evict`."""
         rule = self.config.evict
         checks.flag("capture", capture)
         with self.pair.write_lock, self.pair.move_lock.alone(), self._mended():
@@ -320,7 +320,7 @@ class HybridTable:
         return Evicted(len(ids), ids, ts)
 
     def _evict_to(self, budget: int) -> Evicted:
-        """Evicts by the ranks of the rows of both tiers together; of equal ranks by id."""
+        """Evicts rows by their ranks over both tiers, and rows of equal rank by id."""
         if self.fast.size() + self.slow.size() <= budget:
             nothing = torch.empty(0, dtype=torch.int64)
             return Evicted(0, nothing, nothing)
@@ -333,7 +333,7 @@ class HybridTable:
         return Evicted(len(ids), torch.from_numpy(ids), torch.from_numpy(ts))
 
     def _ranked(self) -> Iterator[tuple[Ids, Ids, Ids, np.ndarray]]:
-        """Ids, times and ranks of all rows, and which of them are resident."""
+        """Yields ids, times and ranks of all rows, and which of them are resident."""
         order = self.slow.order
         assert order is not None
         nothing = np.empty(0, np.int64)
@@ -348,7 +348,7 @@ class HybridTable:
     # ---- moves
 
     def promote(self, misses: Int64[Tensor, "n"], steps: int) -> None:
-        """Promotes the most used of some ids in the slow tier, after so many updates.
+        """Promotes the most used of some ids in the slow tier, `steps` updates after the last call.
 
         The ids differ and were used by the last update. The caller holds the write lock.
         """
@@ -356,7 +356,7 @@ class HybridTable:
         if self._scans or not self.promotions or not len(misses):
             return
         uses, free = self.use_counts.of(misses), self.resident.free
-        if not free:  # a row that was used long ago replaces no other
+        if not free:  # a row with few uses replaces no other
             hotter = uses > _GAIN * self.use_counts.weight
             misses, uses = misses[hotter], uses[hotter]
         uses, order = uses.sort(stable=True, descending=True)
@@ -367,11 +367,14 @@ class HybridTable:
             leaving = self._colder(uses[free:])
             try:
                 self._swap(coming[: free + len(leaving)], leaving)
-            except MemoryError:  # no room for demoted rows: all stay, and the update is done
+            except MemoryError:  # no memory for demoted rows: none moves, and the update is done
                 self.counters.add("failed_moves", 1)
 
     def _colder(self, uses: Float32[Tensor, "n"]) -> Ids:
-        """Slots whose rows are replaced by rows of these uses, which fall; at most as many."""
+        """Returns slots whose rows are to be replaced by rows with these uses, at most as many.
+
+        The uses are in falling order.
+        """
         if not len(uses):
             return self._coldest[:0]
         if self._looked >= _RENEW_STEPS or len(self._coldest) < len(uses):
@@ -388,7 +391,7 @@ class HybridTable:
         return at[going]
 
     def _swap(self, coming: Ids, leaving: Ids) -> None:
-        """Promotes rows, and demotes those at the slots `leaving`."""
+        """Promotes the rows of `coming`, and demotes the rows at the slots `leaving`."""
         if not len(coming):
             return
         going = self.resident.ids_at(leaving)
@@ -409,10 +412,11 @@ class HybridTable:
 
     @contextmanager
     def _mended(self, ids: Ids | None = None) -> Iterator[None]:
-        """Guards moves of these ids, or of all: if they break off, each row is in one store again.
+        """Guards moves of these ids, or of all: after an error, each row is in one store again.
 
-        Memory may end, or a user may stop the program and save. A row comes to its new store before
-        the map changes, and leaves the old store after that: the map is right at every moment.
+        Memory can run out, or a user can interrupt the program and save. A row is added to its new
+        store before the map changes, and removed from the old store after that. The map is right at
+        every moment.
         """
         try:
             yield
@@ -443,17 +447,17 @@ class HybridTable:
         all_changes: bool = False,
         overflow: Overflow = "whole_table",
     ) -> TierTouched:
-        """The keys changed since `consumer` last took them; as `HostTable.touched`."""
+        """Returns the keys changed since `consumer` last took them; as `HostTable.touched`."""
         return self.feeds.open(consumer, capacity, all_changes, overflow)
 
     def consumer(self, name: str) -> TierTouched | None:
-        """The open consumer of changed keys of this name; None if there is none."""
+        """Returns the open consumer of changed keys of this name; None if there is none."""
         return self.feeds.get(name)
 
     def snapshot(
         self, *, at_start: Callable[[], object] | None = None, paused: bool = False
     ) -> TierSnapshot:
-        """All rows as they are when this returns, while writers and moves continue.
+        """Returns a snapshot of all rows. Writers and moves continue while it is open.
 
         As `HostTable.snapshot`.
         """
@@ -461,22 +465,22 @@ class HybridTable:
 
     @property
     def slot_key(self) -> int:
-        """The secret by which the slow tier places ids."""
+        """The secret that determines the slots of ids in the slow tier."""
         return self.slow.slot_key
 
     def use_slot_key(self, slot_key: int) -> None:
-        """Places ids of the slow tier by this key from now on; only before there are rows.
+        """Sets the slot key of the slow tier. Raises if the table has rows.
 
-        The fast tier keeps its key: it may share its memory with the tables of a group.
+        The fast tier keeps its key, since it may share its memory with the tables of a group.
         """
         self.slow.use_slot_key(slot_key)
 
     def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
-        """An empty table of one tier, to fill and then exchange rows with."""
+        """Returns an empty table of one tier, to be filled and passed to `exchange_rows`."""
         return self.slow.beside(rows, slot_key=slot_key)
 
     def exchange_rows(self, other: HostTable) -> None:
-        """Swaps all rows with a table of the same config. They are all in the slow store then.
+        """Swaps all rows with a table of the same config. All new rows are in the slow store.
 
         Filters and counts stay. Consumers of all changes see the whole table as changed.
         """
@@ -509,10 +513,10 @@ class _SlowRows:
         return self._slow.entries(ids)
 
     def prepare_write(self, ids: Int64[Tensor, "n"]) -> None:
-        """Nothing: no row is in flight."""
+        """Does nothing: no row is in flight."""
 
     def mark_dirty(self, slots: Ids) -> None:
-        """Nothing: the resident row is the only one."""
+        """Does nothing: a resident row has no other copy."""
 
 
 def _residency_map(fast: HostTable | DeviceTable, rows: int) -> ResidencyMap | DeviceResidencyMap:
@@ -524,7 +528,7 @@ def _residency_map(fast: HostTable | DeviceTable, rows: int) -> ResidencyMap | D
 
 
 class GroupPromotions:
-    """Counts the uses of several alike hybrid tables together, and promotes now and then."""
+    """Counts the uses of hybrid tables that step together, and promotes rows every few steps."""
 
     def __init__(self, tables: Sequence[HybridTable]) -> None:
         self._tables = tables
@@ -532,7 +536,7 @@ class GroupPromotions:
         self._steps = 0  # since rows moved
 
     def after(self, keys: TableKeys, misses: Misses | None) -> None:
-        """After a step on these keys, of which the misses are in the slow tier."""
+        """Counts a step on these keys, and promotes some of the `misses` if it is time."""
         self._uses.step(keys)
         self._steps += 1
         if misses is None:

@@ -1,4 +1,4 @@
-"""The locks of tables of two tiers, and how their threads end."""
+"""The locks of tables in two tiers, and the end of their threads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import TracebackType
 
 
 class SharedLock:
-    """A lock that readers share and one mover holds alone. Owns a condition.
+    """A lock that readers share and that one mover holds alone. Owns a condition.
 
-    A mover that waits goes before readers that come later. A thread that holds the lock must not
-    take it again: it would wait for the mover, which waits for the thread.
+    A waiting mover goes before readers that come later. A thread that holds the lock must not take
+    it again: it would wait for the mover, which waits for the thread.
 
     >>> lock = SharedLock()
     >>> with lock.shared:
@@ -27,7 +27,7 @@ class SharedLock:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Waits until all readers have left, and keeps others out."""
+        """Waits until all readers have left, and keeps other readers and movers out."""
         readers = self.shared
         with readers.changed:
             readers.movers_waiting += 1
@@ -47,7 +47,10 @@ class SharedLock:
 
 
 class _Readers:
-    """What readers of a `SharedLock` enter. Not a generator: a step enters it several times."""
+    """The context that readers of a `SharedLock` enter.
+
+    It is a class and not a generator for speed, since a step enters it several times.
+    """
 
     def __init__(self) -> None:
         self.changed = Condition()
@@ -73,10 +76,10 @@ class _Readers:
 
 
 class WriteLock:
-    """A lock for writers, which can stay closed to other threads after a call. Owns a condition.
+    """A lock for writers that can stay closed to other threads after a call. Owns a condition.
 
     The thread that holds the lock may enter it again, and so may the thread that paused it. Tables
-    that step together share one lock: a pause of one of them pauses all.
+    that step together share one lock, so a pause of one table pauses all.
 
     >>> lock = WriteLock()
     >>> with lock, lock:
@@ -113,12 +116,12 @@ class WriteLock:
                 self._changed.notify_all()
 
     def pause(self) -> None:
-        """Keeps other threads out until as many calls of `resume`; the caller holds the lock."""
+        """Keeps other threads out until `resume` is called as often. The caller holds the lock."""
         self._paused_by = get_ident()
         self._pauses += 1
 
     def resume(self) -> None:
-        """Ends one pause, from any thread. The last one lets other threads in."""
+        """Ends one pause, from any thread. The last call lets other threads in."""
         with self._changed:
             self._pauses -= 1
             if not self._pauses:
@@ -142,16 +145,16 @@ class ThreadStopper:
         self.must_stop = False
         self._changed = changed
         self._thread: Thread | None = None
-        weakref.finalize(owner, self._stop)  # runs at exit, too, before threads are cut off
+        weakref.finalize(owner, self._stop)  # also runs at exit, before threads are stopped
 
     def start(self, thread: Thread) -> None:
-        """Starts the thread. It must look at `must_stop` whenever the condition is notified."""
+        """Starts the thread. It must check `must_stop` whenever the condition is notified."""
         thread.start()
         self._thread = thread
 
     def _stop(self) -> None:
         thread = self._thread
-        # A forked child has no such thread, and its copy of the lock may be held for ever.
+        # A forked child has no such thread, and its copy of the lock may be held forever.
         if thread is None or not thread.is_alive() or thread is current_thread():
             return
         with self._changed:

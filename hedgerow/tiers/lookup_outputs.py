@@ -1,4 +1,4 @@
-"""What a lookup over two tiers writes: the rows of all keys, or the vectors of bags."""
+"""The outputs of a lookup over two tiers: the rows of all keys, or the vectors of bags."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ class LookupOutput(Protocol):
     """Takes the rows of the keys of one lookup, from the device and from the slow tier.
 
     Rows that miss on the device are written to `rows`, each at the position of its key. The caller
-    holds the lock that keeps rows where they are.
+    holds the lock that prevents rows from moving.
     """
 
     @property
     def rows(self) -> Float32[Tensor, "n dim"]:
-        """A row for each key."""
+        """One row per key."""
         ...
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
-        """The slots of keys, each within its table; -1 = absent."""
+        """Returns the slot of each key within its table; -1 = not resident."""
         ...
 
     def read(self, keys: TableKeys, slots: Int64[Tensor, "n"]) -> None:
-        """Starts to read the rows in these slots, before it is known how many miss."""
+        """Starts to read the rows in these slots, before the number of misses is known."""
         ...
 
     def finish(self, keys: TableKeys, slots: Int64[Tensor, "n"], *, missed: bool) -> None:
-        """Completes the output; if keys have `missed`, their rows are in `rows` now."""
+        """Completes the output. If keys have `missed`, their rows are in `rows` now."""
         ...
 
 
 class RowsOutput:
-    """Rows of all keys."""
+    """The rows of all keys."""
 
     def __init__(self, group: DeviceGroup, rows: Float32[Tensor, "n dim"]) -> None:
         self._group, self.rows = group, rows
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
-        """The slots of keys; reads their rows."""
+        """Returns the slots of keys, and reads their rows."""
         return self._group.lookup(keys, self.rows, born=False)
 
     def read(self, keys: TableKeys, slots: Int64[Tensor, "n"]) -> None:
@@ -54,13 +54,13 @@ class RowsOutput:
         self._group.read(keys, slots, self.rows)
 
     def finish(self, keys: TableKeys, slots: Int64[Tensor, "n"], *, missed: bool) -> None:
-        """Does nothing: all rows are there."""
+        """Does nothing: all rows are in `rows`."""
 
 
 class PooledOutput:
-    """Vectors of the bags of all features, pooled where the rows are.
+    """Vectors of the bags of all features, pooled from rows in place.
 
-    Rows of the device are not written down. `rows` holds those that missed, and nothing else.
+    Rows on the device are not copied to `rows`. It holds only the rows that missed.
     """
 
     def __init__(
@@ -72,21 +72,21 @@ class PooledOutput:
 
     @property
     def rows(self) -> Float32[Tensor, "n dim"]:
-        """Room for the rows that miss; made when it is first needed."""
+        """Memory for the rows that miss, allocated on first use."""
         if self._rows is None:
             self._rows = torch.empty(self._shape, dtype=torch.float32, device=self._group.device)
         return self._rows
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
-        """The slots of keys."""
+        """Returns the slots of keys."""
         return self._group.find(keys)
 
     def read(self, keys: TableKeys, slots: Int64[Tensor, "n"]) -> None:
-        """Pools the rows in these slots: most often no key misses, and that is all."""
+        """Pools the rows in these slots. If no key misses, which is most frequent, this is all."""
         self.pooled = self._group.pool(self._features, keys, self._bags, Known(slots))
 
     def finish(self, keys: TableKeys, slots: Int64[Tensor, "n"], *, missed: bool) -> None:
-        """Pools again with the rows that missed."""
+        """Pools again, together with the rows that missed."""
         if missed or self.pooled is None:
             known = Known(slots, self.rows if missed else None)
             self.pooled = self._group.pool(self._features, keys, self._bags, known)

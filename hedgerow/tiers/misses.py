@@ -1,4 +1,4 @@
-"""Keys that miss on the device: finds them, and reads their rows before or during lookups."""
+"""Finds keys that miss on the device, and reads their rows before or during lookups."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 _WORD = 8  # bytes
-_LEAST = 256  # keys of a table that a list has room for at least
+_LEAST = 256  # the smallest size of a list, in keys per table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Misses:
-    """The keys of a call that are not on the device, table after table."""
+    """The keys of a call that are not resident on the device, table after table."""
 
     ids: Int64[Tensor, "m"]
     splits: tuple[int, ...]
@@ -45,7 +45,7 @@ class Misses:
 
     @staticmethod
     def of(keys: TableKeys, slots: Int64[Tensor, "n"]) -> Misses:
-        """The keys whose slot is -1; waits for the device."""
+        """Returns the keys whose slot is -1. Waits for the device."""
         at = (slots < 0).nonzero()[:, 0]
         on_device = keys.ids[at]
         ids, where = to_host(on_device, at)
@@ -53,22 +53,21 @@ class Misses:
         return Misses(ids, tuple(cuts.tolist()), on_device, at)
 
     def shares(self) -> Iterator[tuple[int, slice]]:
-        """The number of each table that has misses, and which of them are its."""
+        """Yields the number of each table that has misses, and the slice of its misses."""
         for k, (start, stop) in enumerate(pairwise(self.splits)):
             if start < stop:
                 yield k, slice(start, stop)
 
     def counts(self, which: Bool[Tensor, "m"]) -> list[int]:
-        """How many of each table's misses are in a mask in host memory."""
+        """Returns how many misses of each table are selected by a mask in host memory."""
         flags = which.numpy()
         return [int(np.count_nonzero(flags[a:b])) for a, b in pairwise(self.splits)]
 
 
 class HostReadback:
-    """Numbers on their way from the device to the host. To read them waits until they are there.
+    """Numbers that are being copied from the device to the host. Reading them waits for the copy.
 
-    The first numbers are counts, as many as `counts` says, or all are. They are copied to `here` if
-    given.
+    The first `counts` numbers are counts; by default all are. They are copied into `here` if given.
     """
 
     def __init__(
@@ -96,48 +95,48 @@ class HostReadback:
         return counts
 
     def others(self) -> np.ndarray:
-        """The numbers behind the counts."""
+        """Returns the numbers after the counts."""
         self.wait()
         return self._here.numpy()[self._counts :]
 
     def is_there(self) -> bool:
-        """Whether a read would not wait."""
+        """Returns whether a read would not wait."""
         return self._event is None or self._event.query()
 
     def wait(self) -> None:
-        """Waits until the numbers are there."""
+        """Waits until the numbers are on the host."""
         if self._event is not None:
             self._event.synchronize()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residency:
-    """Where the keys of a call are: slots within each table, -1 = not on the device."""
+    """The slots of the keys of a call, within their tables; -1 = not resident on the device."""
 
     slots: Int64[Tensor, "n"]
-    epoch: tuple[object, ...]  # of the tables' rows: with another epoch, rows have moved
+    epoch: tuple[object, ...]  # of the tables' rows: if it differs, rows have moved
     readback: HostReadback  # the number of misses; for caches by table, with a list of them
     since: int = 0  # for caches: the time of the newest use when the misses were not cached
-    tried: bool = False  # whether the misses were fetched already, as far as they could be
-    came: bool = False  # whether the rows of all misses came, except where buckets overflow
-    misses: Misses | None = None  # once they were needed
+    tried: bool = False  # whether the misses that could be fetched were fetched already
+    came: bool = False  # whether all missing rows were fetched, except where buckets overflow
+    misses: Misses | None = None  # set when they are first needed
     listing: MissList | None = None  # for caches
 
     def miss_count(self) -> int:
-        """How many keys are not on the device; waits for it."""
+        """Returns how many keys are not on the device. Waits for the count."""
         return sum(self.readback.counts)
 
     def of(self, slots: Int64[Tensor, "m"]) -> Residency:
-        """Where some of the keys are, each of them once."""
+        """Returns the residency of some of the keys, each of which occurs once."""
         return replace(self, slots=slots, misses=None, listing=None)
 
     def misses_of(self, keys: TableKeys) -> Misses:
-        """The keys that are not on the device; waits for it the first time."""
+        """Returns the keys that are not on the device. Waits for the device the first time."""
         return self.misses or Misses.of(keys, self.slots)
 
 
 class ListRoom:
-    """The room of a list of misses: for about twice the recent misses of a table; single-owner.
+    """The size of a list of misses: about twice the recent misses of a table. Single-owner.
 
     >>> import torch
     >>> room, keys = ListRoom(2), TableKeys(torch.arange(10_000), (0, 5000, 10_000))
@@ -150,18 +149,18 @@ class ListRoom:
         self._tables, self.rows = tables, _LEAST
 
     def of(self, keys: TableKeys) -> int:
-        """The room for each table. All together take no more memory than the keys of the call."""
+        """Returns the size per table. All lists take no more memory than the keys of the call."""
         room = min(self.rows, max(_LEAST, keys.splits[-1] // self._tables))
         self.rows = max(_LEAST, self.rows // 2)
         return room
 
     def lacked(self, counts: Sequence[int]) -> None:
-        """So many misses of each table were to be listed. To list them again takes time."""
+        """Reports how many misses each table had, since a list that is too small is made again."""
         self.rows = max(self.rows, 2 * max(counts))
 
 
 def listed(ids: Ids, counts: Sequence[int], room: int) -> list[Ids]:
-    """The ids of each table in a list with `room` for each.
+    """Returns the ids of each table in a list with `room` ids per table.
 
     >>> [part.tolist() for part in listed(np.arange(6), [1, 5], 3)]
     [[0], [3, 4, 5]]
@@ -170,10 +169,10 @@ def listed(ids: Ids, counts: Sequence[int], room: int) -> list[Ids]:
 
 
 class MissRead:
-    """A read of the rows of some keys of each table, from the slow stores, without a lock.
+    """A read of the rows of some keys of each table from the slow stores, without a lock.
 
-    Writes behind the caches are logged from the moment this is made until it is closed. The keys
-    were not cached at the time `since`; 0 = that is not known.
+    Writes behind the caches are logged from the creation of this object until `close`. The keys
+    were not cached at the time `since`; 0 = unknown.
     """
 
     def __init__(
@@ -192,13 +191,13 @@ class MissRead:
         whole[: len(self.splits)] = self.splits
         self.ids: Ids = whole[ids : ids + shape[1]]
         np.concatenate(asked, out=self.ids)
-        # Which of the ids have a row that comes.
+        # Which of the ids have a row that will be fetched.
         self.found: np.ndarray = whole[found:].view(np.bool_)[: shape[1]]
-        self.counts = [0] * len(caches)  # at most so many rows of each table come
-        self.have_rows = False  # whether all of the ids have a row that comes
+        self.counts = [0] * len(caches)  # upper bounds of the rows to fetch, by table
+        self.have_rows = False  # whether all of the ids have a row that will be fetched
         self._there: IncomingRows | None = None
         self._arrived: torch.Event | torch.cuda.Event | None = None
-        self._left_out = False  # whether some rows were left out since the copy began
+        self._left_out = False  # whether some rows were excluded since the copy began
         self._log = caches[0].moves.log
         with caches[0].pair.write_lock:
             self._reader = self._log.begin(since)
@@ -208,15 +207,15 @@ class MissRead:
         self._log.end(self._reader)
 
     def shares(self) -> Iterator[tuple[int, slice]]:
-        """The number of each table with ids, and which of the ids are its."""
+        """Yields the number of each table with ids, and the slice of its ids."""
         for k, (start, stop) in enumerate(pairwise(self.splits)):
             if start < stop:
                 yield k, slice(start, stop)
 
     def read(self) -> None:
-        """Reads the rows. Rows in flight to the slow stores land first."""
-        # A row can have come, been changed and been chosen for eviction since its key was not
-        # cached. If it was chosen before the log began, it lands without a log entry.
+        """Reads the rows. Rows in flight to the slow stores are written there first."""
+        # Since a key was not cached, its row can have been fetched, changed and chosen for
+        # eviction. If it was chosen before the log began, its write-back has no log entry.
         self._caches[0].moves.write_back.land(self._since)
         if any(not table.moves.write_back.is_empty() for table in self._caches):
             for k, share in self.shares():
@@ -236,17 +235,17 @@ class MissRead:
         self.have_rows = sum(self.counts) == len(self.ids)
 
     def copy(self) -> None:
-        """Starts to copy the rows to the device, on the caller's stream; for later use.
+        """Starts to copy the rows to the device for later use, on the caller's stream.
 
-        A kernel that needs the rows now reads them in host memory. That takes half as long as a
-        copy of what the processor has just written.
+        A kernel that needs the rows at once reads them in host memory instead. This takes half as
+        long as a copy of memory that the processor has just written.
         """
         self._there = replace(self._here, words=to_device(self._here.words, self.device))
         if self.device.type == "cuda":
             self._arrived = torch.cuda.current_stream(self.device).record_event()
 
     def keep_unchanged(self) -> None:
-        """Leaves out rows that were written since; the caller holds the write lock."""
+        """Excludes rows that were written since the read began. The caller holds the write lock."""
         if not self._log.is_written(self._reader):
             return
         for k, share in self.shares():
@@ -261,7 +260,7 @@ class MissRead:
         self.counts[k] = len(distinct_ids(self._ids_of(k)[self._found_of(k)]))
 
     def keep(self, k: int, rows: int) -> None:
-        """Leaves out the rows of a table beyond the first so many distinct ids."""
+        """Excludes all rows of a table but those of the first `rows` distinct ids."""
         ids, found = self._ids_of(k), self._found_of(k)
         _, first, which = np.unique(ids, return_index=True, return_inverse=True)
         coming = np.flatnonzero(found[first])
@@ -273,10 +272,11 @@ class MissRead:
         self.counts[k] = len(coming)
 
     def coming(self) -> IncomingRows:
-        """The rows, for a kernel on the caller's stream.
+        """Returns the rows for a kernel on the caller's stream.
 
-        torch does not know that a kernel reads those in host memory. Whoever starts such a kernel
-        has `room_for_counts` filled behind it. Until that is done the memory is not reused.
+        The kernel may read them in host memory, which torch does not know. The caller must copy
+        counts from the device to `room_for_counts` after the kernel. Until that copy is done, the
+        memory is not reused.
         """
         if self._there is None:
             return self._here
@@ -297,17 +297,18 @@ class MissRead:
 
 
 _Event = torch.Event | torch.cuda.Event | None
-_MOST_BATCHES = 8  # that wait for their lookups; later ones are not prefetched
+_MOST_BATCHES = 8  # that wait for their lookups; further batches are not prefetched
 
 
 class CachePrefetcher:
-    """Later batches of K caches, in the order of their lookups. One thread adds them.
+    """Prefetches later batches for K caches, in the order of their lookups.
 
-    Owns a lock for requests and lookups, which other threads make, too. The caller never waits.
-    `ask` has the device list the misses of a batch, and marks its resident rows as used, so that
-    they hardly leave. `go_on` starts a thread once the list is on the host; the thread reads the
-    rows and copies them to the device. Both use a stream of their own. A prefetch is a hint: the
-    lookup of the batch finds out which rows came or left in between.
+    One thread adds batches. Owns a lock for requests and lookups, which other threads also make.
+    The caller never waits. `ask` makes the device list the misses of a batch, and marks its
+    resident rows as used so that they are rarely evicted. Once the list is on the host, `go_on`
+    starts a thread that reads the rows and copies them to the device. Both use a separate stream. A
+    prefetch is a hint: the lookup of the batch checks which rows have been fetched or evicted in
+    between.
     """
 
     def __init__(
@@ -319,7 +320,7 @@ class CachePrefetcher:
         self._caches, self._group, self._used = caches, group, used
         self.device = caches[0].device
         self.batches: deque[PrefetchedKeys] = deque()
-        self._refused = 0  # batches in a row, while none was looked up
+        self._refused = 0  # consecutive batches that were refused since the last lookup of one
         self._room, self._asking = ListRoom(len(caches)), Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -328,15 +329,15 @@ class CachePrefetcher:
         return len(self.batches)
 
     def add(self, keys: TableKeys, whole: Int64[Tensor, "all"]) -> None:
-        """Adds keys that are part of a batch, the `whole`, which will be looked up later."""
-        if not len(whole):  # all empty tensors have one address
+        """Adds the keys of a group of tables. `whole` are all ids of the batch, looked up later."""
+        if not len(whole):  # the address identifies a batch; all empty tensors have the same
             return
         if len(self.batches) >= _MOST_BATCHES:
             self._refused += 1
-            if self._refused <= _MOST_BATCHES:  # the oldest batch is the next that is needed
+            if self._refused <= _MOST_BATCHES:  # the oldest batches are needed first
                 return
             with self._asking:
-                while self.batches:  # they were never looked up
+                while self.batches:  # they are never looked up
                     self.batches.popleft().forget()
         self._refused = 0
         ready = None  # a later `ask` may run on another stream, which must wait for the ids
@@ -345,9 +346,9 @@ class CachePrefetcher:
         self.batches.append(PrefetchedKeys(keys, whole, ready))
 
     def ask(self) -> None:
-        """Has the device list the misses of batches for which it has not done so.
+        """Makes the device list the misses of batches that have no list yet.
 
-        Call it after the kernels of a lookup: those would have to wait.
+        Call it after the kernels of a lookup, which would otherwise have to wait.
         """
         if not self.batches:
             return
@@ -361,18 +362,18 @@ class CachePrefetcher:
                     one.fail(error)
 
     def await_uses(self) -> None:
-        """Later work of the caller's stream sees which rows these batches use."""
+        """Makes the caller's stream wait until the rows that these batches use are marked."""
         for one in tuple(self.batches):
             if one.request is not None and isinstance(one.request.marked, torch.cuda.Event):
                 torch.cuda.current_stream(self.device).wait_event(one.request.marked)
 
     def asked_since(self) -> int | None:
-        """The time of the first request whose reads are not logged yet; None if there is none."""
+        """Returns the time of the first request whose reads are not logged yet, or None."""
         requests = (one.request for one in tuple(self.batches) if one.reading is None)
         return min((one.since for one in requests if one is not None), default=None)
 
     def go_on(self) -> None:
-        """Starts to read the rows of misses that the device has listed."""
+        """Starts to read the rows of the misses that the device has listed."""
         self.ask()
         for one in tuple(self.batches):
             if one.reading is None and one.request is not None and one.request.is_there():
@@ -383,9 +384,9 @@ class CachePrefetcher:
                     one.fail(error)
 
     def take(self, whole: Int64[Tensor, "all"]) -> MissRead | None:
-        """The rows that were read for a batch of the very same ids, which is looked up now.
+        """Returns the rows that were read for the batch with the same tensor of ids, or None.
 
-        Earlier batches are forgotten.
+        This batch is looked up now. Earlier batches are discarded.
         """
         one = self.pop(whole)
         if one is None:
@@ -416,7 +417,7 @@ class CachePrefetcher:
     # ---- stages
 
     def pop(self, whole: Int64[Tensor, "all"]) -> PrefetchedKeys | None:
-        """Removes the batch of these ids, if there is one, and forgets those before it."""
+        """Removes and returns the batch of these ids, if there is one. Discards earlier batches."""
         if not self.batches or not len(whole):
             return None
         where = whole.data_ptr()
@@ -428,10 +429,10 @@ class CachePrefetcher:
         return one
 
     def _ask(self, one: PrefetchedKeys, room: int | None) -> None:
-        """Lists up to `room` misses of each table, or all."""
+        """Makes the device list up to `room` misses of each table, or all."""
         now, keys = self._caches[0].moves.clock.now, one.keys
         with self._beside(one):
-            if self._stream is not None:  # the caller may free them before they are read
+            if self._stream is not None:  # the caller may free the ids before they are read
                 keys.ids.record_stream(self._stream)
             listing = self._group.absent(keys, self._used, now, room)
             marked = self._stream and self._stream.record_event()
@@ -439,7 +440,7 @@ class CachePrefetcher:
             one.request = _Request(readback, room, now, marked)
 
     def _ask_for_all(self, one: PrefetchedKeys) -> bool:
-        """Lists the misses again if the first list had no room for all. Whether it does.
+        """Lists the misses again if the first list was too small. Returns whether it was.
 
         Waits for the first list.
         """
@@ -452,7 +453,7 @@ class CachePrefetcher:
         return True
 
     def _read(self, one: PrefetchedKeys) -> None:
-        """Has the thread read the rows. Waits for the list."""
+        """Makes the thread read the rows. Waits for the list."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hedgerow prefetch")
         assert one.request is not None
@@ -470,13 +471,16 @@ class CachePrefetcher:
         one.rows = rows
 
     def _read_and_copy(self, rows: MissRead) -> None:
-        """Runs in the thread."""
+        """Reads the rows and copies them to the device. Runs in the thread."""
         rows.read()
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             rows.copy()
 
     def _beside(self, one: PrefetchedKeys) -> AbstractContextManager[object]:
-        """The prefetcher's stream, after the present work of the caller's, and with the keys."""
+        """Returns the context of the prefetcher's stream, after the caller's present work.
+
+        The stream also waits until the keys are written.
+        """
         if self._stream is None:
             return nullcontext()
         if one.ready is not None:
@@ -487,7 +491,7 @@ class CachePrefetcher:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """The misses of a batch, as soon as the device has listed them."""
+    """A request to the device for a list of the misses of a batch."""
 
     readback: HostReadback
     room: int | None  # for each table; None: for all of its keys
@@ -495,16 +499,16 @@ class _Request:
     marked: _Event  # when the uses of resident rows are marked
 
     def is_there(self) -> bool:
-        """Whether the list is on the host."""
+        """Returns whether the list is on the host."""
         return self.readback.is_there()
 
     def counts(self) -> list[int]:
-        """The number of misses of each table."""
+        """Returns the number of misses of each table."""
         counts = self.readback.counts
         return counts[: len(counts) // 2]
 
     def ids(self, keys: TableKeys) -> list[Ids]:
-        """The misses of each table."""
+        """Returns the misses of each table."""
         counts, ids = self.counts(), self.readback.others()
         if self.room is not None:
             return listed(ids, counts, self.room)
@@ -512,22 +516,22 @@ class _Request:
 
 
 class PrefetchedKeys:
-    """One later batch and what is known of it; single-owner."""
+    """One later batch, with its request and its read. Single-owner."""
 
     def __init__(self, keys: TableKeys, whole: Int64[Tensor, "all"], ready: _Event) -> None:
-        self.keys, self.whole = keys, whole  # kept, so that no other batch gets their address
+        self.keys, self.whole = keys, whole  # referenced, so that their address is not reused
         self.ready = ready  # when the ids are written
         self.request: _Request | None = None
         self.rows: MissRead | None = None  # if there are misses
         self.reading: Future[None] | None = None
 
     def fail(self, error: Exception) -> None:
-        """The lookup of the batch will raise this error."""
+        """Makes the lookup of the batch raise this error."""
         self.reading = Future()
         self.reading.set_exception(error)
 
     def forget(self) -> None:
-        """The batch will not be looked up."""
+        """Releases the read of a batch that will not be looked up."""
         if self.rows is None or self.reading is None:
             return
         if self.reading.cancel():

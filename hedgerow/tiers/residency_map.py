@@ -1,4 +1,4 @@
-"""Which rows are resident in a fast tier in host memory, and how often ids are used."""
+"""Tracks which rows are resident in a fast tier in host memory, and how often ids are used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HIGH = 1 << 20  # a float32 holds whole numbers up to 2**24: a slot is written 
 class RowState(Enum):
     """The state of a row of a `CachingTable`: where its newest values are.
 
-    Every row is in the slow store. Its copy in the cache, if there is one, makes the difference:
+    Every row is in the slow store. The state describes its copy in the cache, if there is one:
 
     | from    | event                                    | to      |
     |---------|------------------------------------------|---------|
@@ -42,9 +42,10 @@ class RowState(Enum):
     | LEAVING | fetched: taken back from the queue       | DIRTY   |
     | any     | erased, or removed by the table's rule   | no row  |
 
-    Caches that step together on a device evict in two stages. Dirty rows that were chosen become
-    CLEAN and are copied to the slow store while they stay resident; those that were not used or
-    changed since become ABSENT the next time. A reader of the slow store waits for such copies.
+    Caches that step together on a device evict in two stages. Chosen rows that are dirty become
+    CLEAN, and are copied to the slow store while they stay resident. Those that were not used or
+    changed since become ABSENT in the next eviction. A reader of the slow store waits for the
+    copies.
 
     >>> RowState.of(resident=True, is_dirty=False, in_flight=False)
     <RowState.CLEAN: 'clean'>
@@ -57,18 +58,19 @@ class RowState(Enum):
 
     @staticmethod
     def of(*, resident: bool, is_dirty: bool, in_flight: bool) -> RowState:
-        """The state that these facts make."""
+        """Returns the state of a row with these properties."""
         if resident:
             return RowState.DIRTY if is_dirty else RowState.CLEAN
         return RowState.LEAVING if in_flight else RowState.ABSENT
 
 
 class ResidencyMap:
-    """A map from ids to slots of fixed size, in host memory.
+    """A map of fixed size from ids to slots, in host memory.
 
-    Single-owner, but `find` may run beside itself. Of each resident row it knows whether the row is
-    dirty, how many pins it has, when it was last used, and the number of its stay: no other stay in
-    this slot has the same. `DeviceResidencyMap` and `DeviceCacheMap` know the same on a device.
+    Single-owner, but several threads may call `find` at the same time. For each resident row it
+    knows whether the row is dirty, how many pins it has, when it was last used, and the number of
+    its stay. A stay lasts from `add` to `remove`, and its number is unique within the slot.
+    `DeviceResidencyMap` and `DeviceCacheMap` do the same on a device.
 
     >>> resident = ResidencyMap(2)
     >>> resident.add(np.array([7, -1])).tolist(), len(resident)
@@ -80,7 +82,7 @@ class ResidencyMap:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         segment = Segment(2, Zeros(), Sgd())
-        # A small table is the map: it takes any id, without collisions, and works in C++.
+        # A small table serves as the map: it takes any id, without collisions, and runs in C++.
         self._map = HostTable(TableConfig("places", (segment,), initial_capacity=rows))
         self._ids: Ids = np.zeros(rows, np.int64)
         self._taken = np.zeros(rows, np.bool_)
@@ -103,25 +105,25 @@ class ResidencyMap:
     # ---- which ids are resident
 
     def find(self, ids: Ids) -> Ids:
-        """The slot of each id, -1 if it is not resident."""
+        """Returns the slot of each id, -1 if it is not resident."""
         rows = self._map.lookup(torch.from_numpy(np.ascontiguousarray(ids))).rows_of().numpy()
         words = rows.astype(np.int64)
         return words[:, 0] * _HIGH + words[:, 1] - 1
 
     def at(self) -> Ids:
-        """All taken slots, in order."""
+        """Returns all taken slots, in order."""
         return self._taken.nonzero()[0]
 
     def ids_at(self, at: Ids) -> Ids:
-        """The ids in taken slots."""
+        """Returns the ids in taken slots."""
         return self._ids[at]
 
     def are_taken(self, at: Ids) -> np.ndarray:
-        """Which of these slots are taken."""
+        """Returns which of these slots are taken."""
         return self._taken[at]
 
     def add(self, ids: Ids) -> Ids:
-        """Slots for ids that differ and are not resident. There must be as many free slots."""
+        """Returns slots for ids that differ and are not resident. Enough slots must be free."""
         assert len(ids) <= self._frees
         n = len(ids)
         before, taken = self._frees, torch.from_numpy(ids.copy())
@@ -133,7 +135,7 @@ class ResidencyMap:
         try:
             self._map.assign(taken, torch.from_numpy(words))
             self._taken[at], self._frees = True, before - n
-        except BaseException:  # no memory, or the user stops the program: no id was added
+        except BaseException:  # no memory, or the user interrupts the program: no id is added
             self._map.erase(taken)
             self._taken[at], self._frees = False, before
             raise
@@ -145,7 +147,7 @@ class ResidencyMap:
             return
         try:
             self._map.erase(torch.from_numpy(self._ids[at]))
-        except BaseException:  # it broke off: ids that are not found any more were removed
+        except BaseException:  # it failed part way: ids that are no longer found were removed
             self._set_free(at[self.find(self._ids[at]) < 0])
             raise
         self._set_free(at)
@@ -162,52 +164,52 @@ class ResidencyMap:
     # ---- what is known of resident rows
 
     def mark_used(self, at: Ids, now: int) -> None:
-        """Rows were used at a time that is not before that of other uses."""
+        """Sets the time of the last use of rows. No other use is later."""
         self._used[at] = now
 
     def set_dirty(self, at: Ids, dirty: bool) -> None:
-        """Makes rows dirty or clean."""
+        """Marks rows as dirty or clean."""
         self._dirty[at] = dirty
 
     def ids_and_dirty(self, at: Ids) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "m"]]:
-        """The ids in these slots, and those of them whose rows are dirty."""
+        """Returns the ids in these slots, and the ids of the dirty rows among them."""
         ids = self.ids_at(at)
         return torch.from_numpy(ids), torch.from_numpy(ids[self._dirty[at]])
 
     def may_have_come(self, most: int) -> None:
-        """A move of rows failed part way. Nothing to do: rows with a slot have arrived."""
+        """Does nothing after a failed move: all rows with a slot have arrived."""
 
     def mend(self, at: Ids, now: int) -> None:
-        """A move broke off. Nothing to do: no call reads a row without a slot."""
+        """Does nothing after a failed move: no call reads a row without a slot."""
 
     def take_moved(self) -> tuple[int, int]:
-        """Rows that came and left on a device and have not been counted; none here."""
+        """Returns zeros: only maps on a device count rows that were added and removed."""
         return 0, 0
 
     def dirty(self) -> Ids:
-        """The slots of all dirty rows, in order."""
+        """Returns the slots of all dirty rows, in order."""
         return (self._dirty & self._taken).nonzero()[0]
 
     def pin(self, at: Ids) -> Ids:
-        """Rows stay until `unpin`. Returns the number of each row's stay."""
+        """Keeps rows resident until `unpin`. Returns the number of each row's stay."""
         self.pins[at] += 1
         return self._stay[at]
 
     def unpin(self, at: Ids, stays: Ids) -> None:
-        """Ends one `pin` of rows, except of those that have left in between."""
+        """Ends one `pin` of rows, except of rows that have left in between."""
         same = (self._stay[at] == stays) & self._taken[at]
         self.pins[at[same]] -= 1
 
     def unpinned(self, stay: Ids) -> int:
-        """How many slots are neither pinned nor among those that `stay`."""
+        """Returns how many slots are neither pinned nor among `stay`."""
         held = self.pins > 0
         held[stay] = True
         return self.rows - int(held.sum())
 
     def coldest(self, n: int, stay: Ids, before: int) -> Ids:
-        """The n least recently used rows that are neither pinned nor among those that `stay`.
+        """Returns the n least recently used rows that are neither pinned nor among `stay`.
 
-        Fewer, if fewer were last used `before` this time.
+        Returns fewer if fewer were last used before the time `before`.
         """
         may_leave = self._taken & (self.pins == 0) & (self._used < before)
         may_leave[stay] = False
@@ -215,27 +217,31 @@ class ResidencyMap:
         return at[np.argpartition(self._used[at], n - 1)[:n]] if n < len(at) else at
 
     def least_used(self, uses: UseCounts, n: int) -> Ids:
-        """The n slots whose ids have the smallest counts, in any order; at most those taken."""
+        """Returns the n slots whose ids have the smallest counts, in any order.
+
+        Returns fewer if fewer are taken.
+        """
         at = self.at()
         found = uses.of(self._ids[at]).topk(min(n, len(at)), largest=False, sorted=False)
         return at[found.indices.numpy()]
 
     def nbytes(self) -> int:
-        """Host memory of the map and of what is known of each row."""
+        """Returns the host memory of the map and of what is known of each row."""
         known = (self._ids, self._taken, self._dirty, self.pins, self._used, self._stay)
         return self._map.memory().total_bytes + sum(x.nbytes for x in (*known, self._free))
 
 
-_RENEW_WEIGHT = 2.0**40  # all counts are scaled down once a use weighs so much
+_RENEW_WEIGHT = 2.0**40  # all counts are scaled down when a use has this weight
 
 
 class UseCounts:
-    """How often ids were used of late, in a fixed amount of memory. Single-owner.
+    """Counts how often ids were used of late, in a fixed amount of memory. Single-owner.
 
-    A use `half_life_steps` ago counts half. There are two rows of cells, and the smaller of an id's
-    two cells counts. An id that shares both cells with other ids seems to be used more. That moves
-    a row for nothing, and changes no number. Which ids share cells is a secret drawn at random, so
-    that chosen ids cannot all seem hot. The cells are on `device`, with the fast rows.
+    A use `half_life_steps` ago counts half. There are two rows of cells. Each id has one cell in
+    each row, and the smaller of the two is its count. An id that shares both cells with other ids
+    has a count that is too high. This can move a row needlessly, but changes no result. A random
+    secret determines which ids share cells, so that nobody can choose ids that all seem hot. The
+    cells are on `device`, with the fast rows.
 
     >>> uses = UseCounts(1000, half_life_steps=1)
     >>> hot, cold = np.array([7]), np.array([8])
@@ -253,36 +259,36 @@ class UseCounts:
         self.cells: Float32[Tensor, "2 cells"] = torch.zeros(
             2, self.columns, dtype=torch.float32, device=device
         )
-        # Under a random odd factor, ids share upper bits of their products only by chance.
+        # With a random odd factor, ids share the upper bits of their products only by chance.
         self.factors = tuple(signed64(slot_key_of(None) | 1) for _ in range(2))
         self._growth = 2.0 ** (1 / half_life_steps)
         self.weight = 1.0  # of a use now: earlier uses keep the smaller weight they had
 
     def step(self, ids: Ids) -> None:
-        """A step used these ids, which differ."""
+        """Counts one use of each of these ids, which differ."""
         self.fade()
         places = self._cells_of(ids)
         counted = self._least(places) + self.weight
-        for cells, at in zip(self.cells, places, strict=True):  # a larger count of others stays
+        for cells, at in zip(self.cells, places, strict=True):  # larger counts of other ids stay
             cells.scatter_reduce_(0, at, counted, "amax")
 
     def fade(self) -> None:
-        """A step begins: earlier uses count less than those of this step."""
+        """Begins a step: earlier uses count less than those of this step."""
         self.weight *= self._growth
         if self.weight > _RENEW_WEIGHT:
             self.cells /= self.weight
             self.weight = 1.0
 
     def of(self, ids: Ids | Int64[Tensor, "n"]) -> Float32[Tensor, "n"]:
-        """The uses of each id, in weights, on the device of the cells."""
+        """Returns the weighted uses of each id, on the device of the cells."""
         return self._least(self._cells_of(ids))
 
     def nbytes(self) -> int:
-        """Memory of the cells."""
+        """Returns the memory of the cells."""
         return self.cells.nbytes
 
     def _least(self, places: list[Int64[Tensor, "n"]]) -> Float32[Tensor, "n"]:
-        first, second = (  # on a CPU index_select takes a small fraction of the time of cells[at]
+        first, second = (  # on a CPU index_select is many times faster than cells[at]
             cells.index_select(0, at) for cells, at in zip(self.cells, places, strict=True)
         )
         return torch.minimum(first, second)
@@ -292,7 +298,7 @@ class UseCounts:
         return [(half * self.columns) >> 32 for half in self.halves(words.to(self.cells.device))]
 
     def halves(self, words: Int64[Tensor, "n"]) -> Iterator[Int64[Tensor, "n"]]:
-        """Two numbers of 32 bits per id."""
+        """Yields two 32-bit numbers per id."""
         words = words ^ ((words >> 32) & 0xFFFFFFFF)
         return (((words * factor) >> 32) & 0xFFFFFFFF for factor in self.factors)
 
@@ -300,7 +306,8 @@ class UseCounts:
 class GroupUseCounts:
     """The `UseCounts` of several tables, counted together. Single-owner.
 
-    Their cells become parts of one tensor. They must be empty: all take the secret of the first.
+    Their cells become parts of one tensor. They must be empty, because all take the secret of the
+    first.
     """
 
     def __init__(self, each: Sequence[UseCounts]) -> None:
@@ -315,7 +322,7 @@ class GroupUseCounts:
         self._last: tuple[tuple[int, ...], Tensor | None] = ((), None)
 
     def step(self, keys: TableKeys) -> None:
-        """A step used these keys. A key that occurs twice counts once."""
+        """Counts one use of each of these keys. A key that occurs twice counts once."""
         for one in self._each:
             one.fade()
         table = self._tables_of(keys)
@@ -326,13 +333,13 @@ class GroupUseCounts:
             first + row * columns + ((half * columns) >> 32) for row, half in enumerate(halves)
         ]
         least = torch.minimum(*(self._cells[at] for at in places))
-        # Floats above 0 have the order of their bits, and a maximum of integers is one operation.
+        # Floats above 0 are ordered like their bits, and an integer maximum is one operation.
         counted = (least + weights.to(least.device)[table]).view(torch.int32)
-        for at in places:  # a larger count of others stays
+        for at in places:  # larger counts of other ids stay
             self._cells.view(torch.int32).scatter_reduce_(0, at, counted, "amax")
 
     def _tables_of(self, keys: TableKeys) -> Int64[Tensor, "n"]:
-        """The number of each key's table; kept, because most calls have the same splits."""
+        """Returns the number of each key's table. Cached: most calls have the same splits."""
         splits, table = self._last
         if table is None or splits != keys.splits:
             sizes = [stop - start for start, stop in pairwise(keys.splits)]

@@ -1,4 +1,4 @@
-"""All features of a module over a group of alike tables in two tiers."""
+"""Reads and updates all features of a module at once, from a group of tables in two tiers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class TierFeatures:
-    """Reads the features of a module from a group of all tables of a store; single-owner.
+    """Reads the features of a module from a group that has all tables of a store. Single-owner.
 
-    One lookup finds all keys and fetches misses. Pooling reads rows in the slots it found, and an
-    update goes to the same slots.
+    One lookup finds all keys and fetches misses. Pooling reads rows in the slots that were found,
+    and an update goes to the same slots.
     """
 
     def __init__(self, store: TierTables, group: TierGroup) -> None:
@@ -41,7 +41,7 @@ class TierFeatures:
         training: bool,
         step: int,
     ) -> OutputRows:
-        """The rows of all ids; the ids of each feature are between `borders`."""
+        """Returns the rows of all ids. `borders` are the offsets of the features' ids."""
         del features
         n, device, room = len(keys.ids), keys.ids.device, max(sizes, default=0)
         out = torch.empty(n, self._store.dims[0], dtype=torch.float32, device=device)
@@ -64,23 +64,23 @@ class TierFeatures:
         training: bool,
         step: int,
     ) -> OutputRows:
-        """The vectors of all bags."""
+        """Returns the vectors of all bags."""
         shape = (len(keys.ids), self._store.dims[0])
         output = PooledOutput(self._tables, features, bags, shape)
         missing = "training" if training else "zeros"
         found = self.group.lookup(keys, output, missing, step, keys.ids)
-        assert output.pooled is not None  # the lookup has finished it
+        assert output.pooled is not None  # set by `finish`, which the lookup calls
         return OutputRows(output.pooled.vectors, output.pooled.at, found)
 
     def lookup_of(self, keys: TableKeys, found: Residency) -> Lookup:
-        """Where the rows of a read were found, for an update with a gradient for each id."""
+        """Returns where a read found the rows, for an update with one gradient per id."""
         rows = torch.empty(0, dtype=torch.float32, device=keys.ids.device)
         return self._store.lookup_at(keys, rows, {self.group: found})
 
     def learn(
         self, keys: TableKeys, found: Residency, grads: OutputGradients, *, step: int, ts: int
     ) -> bool:
-        """One step on all tables, where rows were found; False if they cannot take one step."""
+        """Makes one step on all tables at the slots found. Returns False if they cannot."""
         if not self._tables.whole():
             return False
         update = self.group.check(keys, grads, None, step, ts, None, found)

@@ -1,4 +1,4 @@
-"""Alike tables of two tiers with fast rows on one device, in steps of one launch for all."""
+"""A group of tables in two tiers with fast rows on one device, updated by one launch per step."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class GroupUpdate:
 
 
 class TierGroup:
-    """Steps K tables of one mode and of alike rows together; owned by `TierTables`.
+    """Steps K tables of one mode, with rows of one kind, together. Owned by `TierTables`.
 
     One launch looks up or updates the rows of all tables on the device. The host learns which keys
-    miss, and handles those. The tables own their rows and all other verbs. A step of the group does
-    what K calls of the tables would do.
+    miss, and handles those. The tables own their rows and all other methods. A step of the group
+    does what K calls of the tables would do.
     """
 
     def __init__(self, tables: Sequence[CachingTable | HybridTable], group: DeviceGroup) -> None:
@@ -74,7 +74,7 @@ class TierGroup:
         self._admits = any(table.config.admit is not None for table in tables)
 
     def can_step(self) -> bool:
-        """Whether one launch can still serve the tables."""
+        """Returns whether one launch can still serve the tables."""
         return self.device_group.whole()
 
     # ---- reads
@@ -87,7 +87,7 @@ class TierGroup:
         step: int | None,
         batch: Int64[Tensor, "all"],
     ) -> Residency:
-        """Gives rows to `out`. With `missing="training"` misses of caches are fetched first.
+        """Passes rows to `out`. With `missing="training"`, misses of caches are fetched first.
 
         The caller has checked the arguments. `batch` are the ids of which the keys are a part.
         """
@@ -103,7 +103,7 @@ class TierGroup:
         found = None
         while True:
             # No row moves between the reads of the fast and of the slow tier. Otherwise a row that
-            # came to a cache meanwhile would be read from the slow store with old values.
+            # was fetched meanwhile would be read from the slow store with old values.
             with self._move_lock.shared:
                 if found is None:
                     found = handler.lookup(keys, out)
@@ -114,23 +114,23 @@ class TierGroup:
             found = handler.fetch(keys, found, self.now_resident, out.rows)
 
     def prefetch(self, keys: TableKeys, batch: Int64[Tensor, "all"]) -> None:
-        """Starts to read rows that caches lack of a batch that will be looked up later."""
+        """Starts to read the rows that caches lack for a batch that will be looked up later."""
         if self.miss_handler is not None:
             self.miss_handler.prefetcher.add(keys, batch)
 
     def now_resident(self, keys: TableKeys, found: Residency | None) -> Residency:
-        """Where keys are: as found, unless rows have moved since."""
+        """Returns where keys are: `found`, unless rows have moved since."""
         if found is not None and found.epoch == self.device_group.epochs():
             return found
-        # Under the lock: a move that is under way has a new epoch already, and old slots still.
+        # Under the lock: a move in progress has a new epoch already, but still old slots.
         with self._move_lock.shared:
             if self.miss_handler is None:
                 return self._residency(self.device_group.find(keys))
-            since = self.miss_handler.clock.now  # before: a row that comes later is used later
+            since = self.miss_handler.clock.now  # first: a row fetched later has a later use
             return self.miss_handler.residency(keys, self.device_group.find(keys), since)
 
     def _residency(self, slots: Int64[Tensor, "n"]) -> Residency:
-        """Where keys are, without a list of the misses."""
+        """Returns where keys are, without a list of the misses."""
         return Residency(slots, self.device_group.epochs(), HostReadback((slots < 0).sum().view(1)))
 
     def _read_misses(
@@ -141,7 +141,7 @@ class TierGroup:
         missing: Missing,
         step: int | None,
     ) -> Residency:
-        """Reads rows that are not on the device. Counts the hits of the call."""
+        """Reads the rows that are not on the device, and counts the hits of the call."""
         if found.came or not found.miss_count():
             for table, (start, stop) in zip(self.tables, pairwise(keys.splits), strict=True):
                 if start < stop:
@@ -159,9 +159,9 @@ class TierGroup:
     def known(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], epoch: tuple[object, ...]
     ) -> Residency | None:
-        """Where keys are, by the slots of lookups at an epoch; None if rows have moved since."""
+        """Returns where keys are, by slots found at `epoch`; None if rows have moved since."""
         handler = self.miss_handler
-        since = 0 if handler is None else handler.clock.now  # before: see `now_resident`
+        since = 0 if handler is None else handler.clock.now  # first: see `now_resident`
         if epoch != self.device_group.epochs():
             return None
         if handler is None:
@@ -201,9 +201,9 @@ class TierGroup:
         counts: Int64[Tensor, "n"] | None,
         found: Residency | None,
     ) -> GroupUpdate | None:
-        """Refuses an update that `apply_gradients` of a table would refuse.
+        """Raises on an update that `apply_gradients` of a table would refuse.
 
-        None if the rates of the tables differ. The caller has checked keys and gradients.
+        Returns None if the rates of the tables differ. The caller has checked keys and gradients.
         """
         if counts is not None:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
@@ -219,7 +219,7 @@ class TierGroup:
         return GroupUpdate(keys, grads, same, step, ts, counts, found)
 
     def apply(self, update: GroupUpdate) -> Applied:
-        """One optimizer step on all tables."""
+        """Makes one optimizer step on all tables."""
         keys, found, handler = update.keys, update.found, self.miss_handler
         if found is None or found.epoch != self.device_group.epochs():
             found = self.now_resident(keys, found)
@@ -239,10 +239,10 @@ class TierGroup:
         return done
 
     def _apply(self, update: GroupUpdate, found: Residency) -> Applied:
-        """The step; the caller holds the write lock."""
+        """Makes the step. The caller holds the write lock."""
         keys, group, handler = update.keys, self.device_group, self.miss_handler
         sizes = list(map(sub, keys.splits[1:], keys.splits))
-        # A table without keys does not learn the time of the call: its rows would expire by it.
+        # A table without keys does not take the time of the call: its rows would expire by it.
         times = [0] * len(sizes)
         for k, n in enumerate(sizes):
             if n:
@@ -250,8 +250,8 @@ class TierGroup:
         order = self.tables[0].slow.core.stamps.order
         with one_call(order, max(times), sum(sizes)):
             misses, behind = None, []
-            # A row that was fetched and found no lane counts as resident: nothing refuses it. So
-            # the device steps its rows first, and is asked for such rows after that.
+            # A row that was fetched but found no lane counts as resident: its update cannot be
+            # refused. So the device steps its rows first, and lists such rows after that.
             if not found.came and found.miss_count():
                 misses, behind = self._apply_misses(update, found, times)
             if handler is None:
@@ -282,10 +282,10 @@ class TierGroup:
     def _apply_misses(
         self, update: GroupUpdate, found: Residency, times: Sequence[int]
     ) -> tuple[Misses, list[Applied]]:
-        """One optimizer step on rows of the slow tier.
+        """Makes one optimizer step on rows of the slow tier.
 
-        Rows that came and found no lane are treated as on the device: gradients that are not finite
-        are left out, and counts below 1 count as 1. Nothing is refused.
+        Rows that were fetched but found no lane are treated as on the device: gradients that are
+        not finite are dropped, and counts below 1 count as 1. None of them raises an error.
         """
         misses = found.misses_of(update.keys)
         given = update.grads
@@ -312,10 +312,10 @@ class TierGroup:
 
 
 class MissHandler:
-    """The part of a `TierGroup` of caches that finds and fetches misses.
+    """Finds and fetches misses for a `TierGroup` of caches.
 
-    It reads missing rows without a lock while others step. A row that is written behind its cache
-    meanwhile does not come.
+    It reads missing rows without a lock while other threads step. A row that is written behind its
+    cache meanwhile is not fetched.
     """
 
     def __init__(self, caches: Sequence[CachingTable], group: DeviceGroup) -> None:
@@ -340,11 +340,11 @@ class MissHandler:
     # ---- which keys miss
 
     def lookup(self, keys: TableKeys, out: LookupOutput) -> Residency:
-        """Gives rows that are on the device to `out`, and lists the misses.
+        """Passes the rows that are on the device to `out`, and lists the misses.
 
         The device copies the list to the host while it reads the rows. Prefetch requests for later
-        batches are sent last: the device works on them beside what follows, and this lookup never
-        waits for them.
+        batches are sent last: the device runs them beside later work, and this lookup never waits
+        for them.
         """
         since = self.clock.now
         group = self.device_group
@@ -357,27 +357,27 @@ class MissHandler:
         return found
 
     def residency(self, keys: TableKeys, slots: Int64[Tensor, "n"], since: int) -> Residency:
-        """Lists the misses among known slots; waits for nothing."""
+        """Lists the misses among known slots. Does not wait."""
         listing = self.device_group.absent_slots(keys, slots, self.list_room.of(keys))
         readback = HostReadback(listing.words, counts=2 * listing.tables)
         return Residency(slots, self.device_group.epochs(), readback, since, listing=listing)
 
     def tick(self) -> int:
-        """The time of a new use, after all earlier ones."""
+        """Returns the time of a new use, which is later than all earlier ones."""
         self.clock.now += 1
         return self.clock.now
 
-    # ---- rows come
+    # ---- rows are fetched
 
     def fetch_prefetched(self, batch: Int64[Tensor, "all"]) -> None:
-        """Moves in the rows that were read for a prefetched batch, which is looked up now."""
+        """Moves the rows of a prefetched batch, which is looked up now, into the caches."""
         reading = self.prefetcher.take(batch)
         if reading is None:
             return
         with closing(reading), self._caches[0].pair.write_lock:
             now = self.tick()
             come = self._make_room(reading, now)
-            # Only now: one of the rows may have come, been changed and been evicted meanwhile.
+            # Only now: a row may have been fetched, changed and evicted by another call meanwhile.
             reading.keep_unchanged()
             if come:
                 self._put(reading, now)
@@ -391,7 +391,8 @@ class MissHandler:
     ) -> Residency:
         """Fetches the misses, and writes their rows to `out` if given.
 
-        Rows that the call uses stay. `now_resident` says where keys are if rows have moved since.
+        Rows that the call uses are not evicted. `now_resident` returns where keys are if rows have
+        moved.
         """
         listing, asked = self.missing_ids(keys, found)
         for table, ids in zip(self._caches, asked, strict=True):
@@ -416,11 +417,11 @@ class MissHandler:
                     if in_place:
                         epochs, came = self.device_group.epochs(), reading.have_rows
                         return Residency(found.slots, epochs, readback, tried=True, came=came)
-        # Rows may have come by another call, and are not in `out`: read all again.
+        # Another call may have fetched rows, which are not in `out`: read all again.
         return replace(found, tried=True, epoch=found.epoch if in_place else ())
 
     def missing_ids(self, keys: TableKeys, found: Residency) -> tuple[MissList, list[Ids]]:
-        """The keys of each table that are not on the device; waits for it."""
+        """Returns the keys of each table that are not on the device. Waits for the list."""
         listing, readback, tables = found.listing, found.readback, len(self._caches)
         if listing is None or max(readback.counts) > listing.room:
             listing = self.device_group.absent_slots(keys, found.slots)
@@ -434,9 +435,9 @@ class MissHandler:
     def _make_room(
         self, reading: MissRead, now: int, tell_used: Callable[[], object] = lambda: None
     ) -> bool:
-        """Evicts rows for those that were found; leaves out what finds no room.
+        """Evicts rows to make room for the rows that were read, and excludes rows that find none.
 
-        Whether any rows come.
+        Returns whether any rows will be fetched.
         """
 
         def tell() -> None:
@@ -444,7 +445,7 @@ class MissHandler:
             tell_used()
 
         for k, table in enumerate(self._caches):
-            # To tell equal ids apart takes time. It pays where many rows would have to leave.
+            # Finding equal ids takes time. It pays off if many rows would have to be evicted.
             if reading.counts[k] > device_map_of(table).rows // MOST_SPARE:
                 reading.count_distinct(k)
         # Ids without a row need no room.
@@ -456,7 +457,7 @@ class MissHandler:
         return any(reading.counts)
 
     def _put(self, reading: MissRead, now: int, waiting: WaitingBatch | None = None) -> None:
-        """Moves rows in, and updates the lists of the batch that is `waiting` for them."""
+        """Moves rows into the caches. Updates the lists of the batch that is `waiting` for them."""
         group = self.device_group
         with self._caches[0].pair.move_lock.alone(), self._whole_rows(reading):
             group.begin([b - a for a, b in pairwise(reading.splits)], moves=True)
@@ -472,7 +473,7 @@ class MissHandler:
 
     @contextmanager
     def _whole_rows(self, reading: MissRead) -> Iterator[None]:
-        """Guards a move: if it breaks off, ids that have a slot but no row yet are removed."""
+        """Guards a move: if it fails, removes ids that have a slot but no row yet."""
         try:
             yield
         except BaseException:

@@ -1,4 +1,4 @@
-"""Two stores of one table, read and written as one: the part that all tables of two tiers share."""
+"""Two stores of one table, read and written as one. All tables in two tiers share this part."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ _HITS = ("fast_hits", "slow_hits", "absent")
 
 
 class TierPair:
-    """A `fast` store of at most `fast_rows` rows over a `slow` store of any size.
+    """A `fast` store of at most `fast_rows` rows in front of a `slow` store of any size.
 
     Both stores have the config of one table. The fast store has no admission rule, because rows are
-    born in the slow store. Keys, rows and gradients of calls are on the device of the fast store.
+    inserted in the slow store. Keys, rows and gradients of calls are on the device of the fast
+    store.
 
-    Owns two locks. A writer or a mover of rows holds `write_lock`. A mover also holds `move_lock`
-    alone while it moves rows; readers share `move_lock`. Any number of threads may read.
+    Owns two locks. A thread that writes or moves rows holds `write_lock`. A thread that moves rows
+    also holds `move_lock` alone meanwhile; readers share `move_lock`. Any number of threads may
+    read.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class TierPair:
         self.layout: RowLayout = slow.layout
         room = checks.count("fast_rows", fast_rows, least=1)
         _check_slots(fast, room)
-        fast.share_order(slow.order)  # ages of rows compare across both stores
+        fast.share_order(slow.order)  # ages of rows are comparable across both stores
         self.resident: ResidencyMap | DeviceResidencyMap = resident(fast, room)
         self.counters = Counters()
         self.write_lock = WriteLock()
@@ -78,7 +80,7 @@ class TierPair:
                 )
 
     def description(self, kind: str) -> str:
-        """The `repr` of the table that owns this pair."""
+        """Returns the `repr` of the table that owns this pair."""
         return (
             f"{kind}({self.config.name!r}, {len(self.resident)} of "
             f"{self.resident.rows} rows on {self.fast.device}, over {self.slow!r})"
@@ -92,31 +94,31 @@ class TierPair:
     # ---- where ids are
 
     def keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        """The checked keys of a call."""
+        """Returns the checked keys of a call."""
         return arguments.keys_of_one_table(keys, _MAX_IDS, self.device, room=True).exact()
 
     def split(self, ids: Int64[Tensor, "n"]) -> tuple[Ids, Tensor, Tensor]:
-        """The slot of each id, and the positions of the ids in the fast and in the slow tier."""
+        """Returns the slot of each id, and the positions of the ids in each of the two tiers."""
         at = self.resident.find(ids.numpy())
         return at, positions(at >= 0), positions(at < 0)
 
     def with_resident_rows(self, entries: Entries) -> Entries:
-        """`entries` of the slow tier, with rows of the fast store where these are resident."""
+        """Returns `entries` of the slow tier, with resident rows taken from the fast store."""
         at = self.resident.find(entries.ids.numpy())
         return with_rows_of(entries, positions(at >= 0), self.fast)
 
     # ---- what both stores know together
 
     def uses(self, entries: Entries) -> Float64[Tensor, "n"]:
-        """The use counts of rows under an `Lfu` rule."""
+        """Returns the use counts of rows under an `Lfu` rule."""
         return uses_of(self.slow.order, entries, self.config.name)
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave. Every write reports its time to the slow store."""
+        """Returns the largest `ts` of all writes. All writes report it to the slow store."""
         return self.slow.max_ts()
 
     def reference_s(self, now_s: int | None) -> int | None:
-        """The time from which a `Ttl` rule counts ages, over both tiers; None for other rules.
+        """Returns the present time of a `Ttl` rule over both tiers; None for other rules.
 
         One store alone may not have seen the newest time.
         """
@@ -126,13 +128,13 @@ class TierPair:
         return self.max_ts() if rule.reference == "newest" else self.slow.clock.now_s()
 
     def count_hits(self, fast: int, slow: int, all_ids: int) -> None:
-        """Counts the ids of a lookup by the tier that had them."""
+        """Counts the ids of a lookup by the tier that has them."""
         for name, n in zip(_HITS, (fast, slow, all_ids - fast - slow), strict=True):
             if n:
                 self.counters.add(name, n)
 
     def memory(self, known_bytes: int) -> MemoryUse:
-        """Bytes of both tiers by purpose; `known_bytes` of bookkeeping count as index."""
+        """Returns bytes of both tiers by purpose; `known_bytes` of bookkeeping count as index."""
         fast, slow = self.fast.memory(), self.slow.memory()
         return MemoryUse(
             fast.index_bytes + slow.index_bytes + known_bytes,
@@ -142,7 +144,7 @@ class TierPair:
         )
 
     def stats(self, rows: int, known_bytes: int) -> dict[str, float]:
-        """The statistics of one table, summed over both tiers, then those of the fast tier."""
+        """Returns the statistics of one table, summed over both tiers, and of the fast tier."""
         fast, slow = self.fast.stats(), self.slow.stats()
         summed = {name: fast[name] + slow[name] for name in (*_BYTES, *_COUNTS)}
         summed["index_bytes"] += known_bytes
@@ -159,14 +161,14 @@ class TierPair:
         }
 
     def counts(self, names: Sequence[str]) -> dict[str, float]:
-        """Counters by name."""
+        """Returns counters by name."""
         return {name: self.counters.read(name) for name in names}
 
 
 def share_locks(pairs: Sequence[TierPair]) -> None:
-    """Makes these pairs, which have not been used yet, take the locks and the order of the first.
+    """Makes these unused pairs share the locks and the eviction order of the first.
 
-    A lock of one is then a lock of all, and ages of their rows compare.
+    A lock of one is then a lock of all, and ages of their rows are comparable.
     """
     for pair in pairs:
         pair.write_lock, pair.move_lock = pairs[0].write_lock, pairs[0].move_lock
@@ -176,7 +178,7 @@ def share_locks(pairs: Sequence[TierPair]) -> None:
 
 
 class SlowTier(Protocol):
-    """How rows that are not resident are read and written."""
+    """Reads and writes rows that are not resident."""
 
     def read(
         self,
@@ -185,11 +187,11 @@ class SlowTier(Protocol):
         step: int | None,
         out: Float32[Tensor, "n dim"] | None = None,
     ) -> Float32[Tensor, "n dim"]:
-        """Rows as `lookup` gives them."""
+        """Returns rows as `lookup` does."""
         ...
 
     def entries(self, ids: Int64[Tensor, "n"]) -> Entries:
-        """Whole rows with their states and times."""
+        """Returns whole rows with their states and times."""
         ...
 
     def prepare_write(self, ids: Int64[Tensor, "n"]) -> None:
@@ -220,7 +222,7 @@ class TierRows:
         step: int | None,
         out: Float32[Tensor, "n dim"] | None,
     ) -> Lookup:
-        """Rows of checked keys, into `out` if given. No row is inserted or moved."""
+        """Returns rows of checked keys, in `out` if given. Inserts and moves no row."""
         pair, dim, ids = self.pair, self.pair.layout.dim, keys.ids.cpu()
         if out is None:
             out = torch.empty(len(ids), dim, dtype=torch.float32, device=pair.device)
@@ -241,7 +243,7 @@ class TierRows:
         return Lookup(keys, out.view(-1), (dim,))
 
     def contains(self, keys: TableKeys | Tensor) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
+        """Returns whether each key has a row."""
         ids = self.pair.keys(keys).ids.cpu()
         with self.pair.move_lock.shared:
             at = self.pair.resident.find(ids.numpy())
@@ -249,7 +251,7 @@ class TierRows:
         return found.to(self.pair.device)
 
     def entries(self, keys: TableKeys | Tensor) -> Entries:
-        """Whole rows with their optimizer states and times."""
+        """Returns whole rows with their optimizer states and times."""
         ids = self.pair.keys(keys).ids.cpu()
         with self.pair.move_lock.shared:
             return self.pair.with_resident_rows(self.behind.entries(ids)).to(self.pair.device)
@@ -264,18 +266,18 @@ class TierRows:
         step: int | None,
         counts: Int64[Tensor, "n"] | None,
     ) -> None:
-        """Refuses arguments that the update of either store would refuse."""
+        """Raises on arguments that the update of either store would refuse."""
         check_store_update(self.pair.fast, ids, grads, rates, step, counts)
         self.check_step(step)
 
     def check_step(self, step: int | None) -> None:
-        """Refuses an update without the step that the admission rule needs."""
+        """Raises if an update lacks the step that the admission rule needs."""
         admit = self.pair.config.admit
         if admit is not None and admit.needs_step:
             self.pair.slow.checked_step(step, True, "admits ids")
 
     def set(self, verb: str, keys: TableKeys | Tensor, rows: Tensor, ts: int) -> Applied:
-        """`assign` or `assign_add`."""
+        """Calls `assign` or `assign_add`."""
         pair = self.pair
         ids = pair.keys(keys).ids
         rows = pair.fast.checked_rows("rows", rows, len(ids))
@@ -293,7 +295,7 @@ class TierRows:
         counts: Tensor | None = None,
         **settings: Any,
     ) -> Applied:
-        """Calls a writing verb of both stores with their shares; the caller holds the lock."""
+        """Calls a writing method of both stores with their shares. The caller holds the lock."""
         pair = self.pair
         rows = rows.detach().view(len(ids), pair.layout.dim)
         at, here, rest = pair.split(ids)
@@ -301,7 +303,7 @@ class TierRows:
         self.behind.prepare_write(behind)
         if counts is not None:
             settings["counts"] = part_of(counts, rest).cpu()
-        ts = pair.slow.next_time(ts)  # a time in the future is counted once
+        ts = pair.slow.next_time(ts)  # counts a time in the future once, not once per store
         uses = len(ids) if counts is None else int(counts.sum())
         with one_call(pair.slow.order, ts, uses):
             slow_write: Callable[..., Applied] = getattr(pair.slow, verb)
@@ -317,7 +319,7 @@ class TierRows:
         return total(done, more)
 
     def restore(self, entries: Entries) -> Applied:
-        """Puts whole rows back: embeddings, states and times as `entries` or `scan` gave them."""
+        """Restores whole rows, with states and times, as `entries` or `scan` returned them."""
         pair, given = self.pair, entries.to("cpu")
         with pair.write_lock:
             at, here, rest = pair.split(given.ids)
@@ -349,7 +351,7 @@ class TierRows:
         return status.to(pair.device)
 
     def _check_entries(self, given: Entries) -> None:
-        """Refuses entries that one store would refuse after the other has taken its share."""
+        """Raises on entries that one store would refuse after the other has taken its share."""
         if not bool(given.found.all()):
             raise InputError("entries holds ids that were not found; select those with found True.")
         if int(given.ts.min()) < 0:
@@ -366,21 +368,21 @@ def check_store_update(
     step: int | None,
     counts: Int64[Tensor, "n"] | None,
 ) -> None:
-    """Refuses arguments that `apply_gradients` of a store would refuse, before it is called."""
+    """Raises on arguments that `apply_gradients` of a store would refuse."""
     store.update_arguments(ids, grads, rates, step, counts)
 
 
 # ---- parts of tensors and of entries
-# Host memory goes through numpy: torch would wake its threads for each part, and wait for them.
+# Host memory is handled by numpy: torch would start its threads for each part, and wait for them.
 
 
 def positions(mask: np.ndarray) -> Int64[Tensor, "n"]:
-    """The positions at which a mask holds."""
+    """Returns the positions at which a mask is true."""
     return torch.from_numpy(mask.nonzero()[0])
 
 
 def part_of(values: Tensor, which: Int64[Tensor, "m"]) -> Tensor:
-    """The values at positions `which`, which differ and rise; no copy if these are all.
+    """Returns the values at positions `which`, which differ and rise. All values: no copy.
 
     >>> part_of(torch.tensor([5, 6, 7]), torch.tensor([0, 2])).tolist()
     [5, 7]
@@ -409,14 +411,14 @@ def put_part(values: Tensor, which: Int64[Tensor, "m"], new: Tensor) -> None:
 def with_rows_of(
     entries: Entries, where: Int64[Tensor, "m"], newer: HostTable | DeviceTable
 ) -> Entries:
-    """`entries` in host memory, changed in place: those at `where` become the rows of `newer`."""
+    """Changes `entries` in host memory in place: those at `where` become the rows of `newer`."""
     if not len(where):
         return entries
     return put_entries(entries, where, newer.entries(entries.ids[where].to(newer.device)).to("cpu"))
 
 
 def put_entries(entries: Entries, where: Int64[Tensor, "m"], mine: Entries) -> Entries:
-    """`entries`, changed in place: those at `where` become `mine`."""
+    """Changes `entries` in place: those at `where` become `mine`."""
     if not len(where):
         return entries
     pairs = zip(entries.states, mine.states, strict=True)
@@ -439,7 +441,7 @@ def _some_entries(entries: Entries, which: Int64[Tensor, "m"]) -> Entries:
 
 
 def total(*done: Applied) -> Applied:
-    """The counts of several stores, in host memory."""
+    """Returns the summed counts of several stores, in host memory."""
     return Applied(sum((one.counts.cpu() for one in done), torch.zeros(3, dtype=torch.int64)))
 
 
@@ -447,25 +449,25 @@ def total(*done: Applied) -> Applied:
 
 
 def not_copied(name: str) -> TypeError:
-    """The error of pickling or copying a table of two tiers."""
+    """Returns the error of pickling or copying a table in two tiers."""
     return TypeError(
-        f"table {name!r} cannot be pickled or copied; hr.save keeps a model, model.state_dict() "
-        f"its rows, too; scan() and restore() move the rows of a table."
+        f"table {name!r} cannot be pickled or copied; save a model with hr.save or "
+        f"model.state_dict(), and copy the rows of a table with scan() and restore()."
     )
 
 
 def _check_configs(fast: TableConfig, slow: TableConfig) -> None:
-    """Both stores hold rows of one table, of a kind that can move."""
+    """Raises unless both stores hold rows of one table, of a kind that can move."""
     same = replace(fast, admit=slow.admit, initial_capacity=slow.initial_capacity)
     if same != slow:
         raise ConfigError(
-            f"the stores of table {slow.name!r} differ in their configs; make both of one config, "
-            f"the fast one with admit=None."
+            f"the stores of table {slow.name!r} differ in their configs; make both with the same "
+            f"config, the fast store with admit=None."
         )
     if fast.admit is not None:
         raise ConfigError(
-            f"the fast store of table {slow.name!r} has an admission rule; rows are born in the "
-            f"slow one, so make the fast one's config with admit=None."
+            f"the fast store of table {slow.name!r} has an admission rule, but rows are inserted "
+            f"in the slow store. Make the config of the fast store with admit=None."
         )
     refused: list[tuple[str, Callable[[], bool]]] = [
         ("it is a serving table", lambda: slow.serving),
@@ -474,12 +476,15 @@ def _check_configs(fast: TableConfig, slow: TableConfig) -> None:
     wrong = [why for why, holds in refused if holds()]
     if wrong:
         raise ConfigError(
-            f"table {slow.name!r} cannot live in two tiers: {', '.join(wrong)}. Use one store."
+            f"table {slow.name!r} cannot be in two tiers: {', '.join(wrong)}. Use one store."
         )
 
 
 def _check_slots(fast: HostTable | DeviceTable, rows: int) -> None:
-    """A device table must have a slot for each row; a row without one stays in the slow store."""
+    """Raises unless a device table has a slot for each row.
+
+    A row without a slot would stay in the slow store.
+    """
     if not isinstance(fast, HostTable) and rows > fast.capacity_rows:
         raise ConfigError(
             f"fast_rows is {rows}; the DeviceTable has {fast.capacity_rows} slots. Make it with "
@@ -497,7 +502,7 @@ class ChangeFeeds:
     def open(
         self, consumer: str, capacity: int, all_changes: bool, overflow: Overflow
     ) -> TierTouched:
-        """The feed of a consumer, opened if it is not open yet; as `HostTable.touched`."""
+        """Returns the feed of a consumer, which it opens if needed; as `HostTable.touched`."""
         settings = TouchedSettings(capacity, all_changes, overflow)
         asked: dict[str, Any] = {
             "capacity": capacity,
@@ -519,7 +524,7 @@ class ChangeFeeds:
         return known
 
     def get(self, name: str) -> TierTouched | None:
-        """The open feed of a consumer; None if there is none."""
+        """Returns the open feed of a consumer; None if there is none."""
         return self._consumers.get(name)
 
     def _forget(self, consumer: str) -> None:
@@ -529,7 +534,7 @@ class ChangeFeeds:
 class TierTouched:
     """The keys of both tiers that changed since one consumer last took them; as `TouchedKeys`.
 
-    A key that changed in both tiers is given once. A move between the tiers is no change.
+    A key that changed in both tiers is returned once. A move between tiers is not a change.
     """
 
     def __init__(
@@ -549,7 +554,7 @@ class TierTouched:
         return f"TierTouched({self._fast!r}, {self._slow!r})"
 
     def take(self) -> TouchedBatch:
-        """The keys that changed since the last take. Collecting starts anew."""
+        """Returns the keys that changed since the last call, and starts collecting anew."""
         taken: list[TouchedBatch] = []
         try:
             taken = [self._slow.take()]
@@ -566,15 +571,15 @@ class TierTouched:
         return TouchedBatch(ids[:0] if whole else ids, whole, slow.forgotten + fast.forgotten)
 
     def give_back(self, taken: TouchedBatch | Int64[Tensor, "n"]) -> None:
-        """Puts keys back for the next take, after a failed delivery."""
+        """Puts keys back for the next `take`, after a failed delivery."""
         self._slow.give_back(taken)
 
     def size(self) -> int:
-        """Keys that wait to be taken. A key that changed in both tiers counts twice."""
+        """Returns how many keys wait to be taken. A key that changed in both tiers counts twice."""
         return self._fast.size() + self._slow.size()
 
     def overflows(self) -> int:
-        """How often a tier had more keys than the capacity since the feed was opened."""
+        """Returns how often a tier has had more keys than the capacity."""
         return self._fast.overflows() + self._slow.overflows()
 
     def close(self) -> None:
@@ -585,7 +590,7 @@ class TierTouched:
 
 
 class TierSnapshot:
-    """The snapshots of the `stores` that hold the rows, read one after the other."""
+    """Snapshots of the `stores` that hold the rows, read one after the other."""
 
     def __init__(self, stores: Sequence[Any], max_ts: int, resume: Callable[[], None]) -> None:
         with ExitStack() as opened:
@@ -615,7 +620,7 @@ class TierSnapshot:
         resume()
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """The rows in slices, in no particular order. Several scans share them."""
+        """Yields the rows in slices, in no particular order. Several scans share them."""
         for part in self._parts:
             for entries in part.scan(rows):
                 yield entries.to("cpu")
@@ -627,7 +632,7 @@ class TierSnapshot:
 
 
 def _do_nothing() -> None:
-    """Replaces `resume` after its first call: a later pause belongs to another snapshot."""
+    """Replaces `resume` after its first call, since a later pause belongs to another snapshot."""
 
 
 def open_snapshot(
@@ -636,7 +641,7 @@ def open_snapshot(
     at_start: Callable[[], object] | None,
     paused: bool,
 ) -> TierSnapshot:
-    """All rows as they are when this returns; as `HostTable.snapshot`.
+    """Returns a snapshot of all rows, while writers and moves continue; as `HostTable.snapshot`.
 
     `stores` is called with the write lock held. It returns the stores that together have every row
     once.

@@ -1,4 +1,4 @@
-"""Tables of one process in one tier or in two: makes them, and serves them as one store of rows."""
+"""Makes tables in two tiers, and serves tables in one or two tiers as one store of rows."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ TierTable = HybridTable | CachingTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiers:
-    """How a table is kept in two tiers: `mode` is "HYBRID" or "CACHING".
+    """How a table is kept in two tiers. `mode` is "HYBRID" or "CACHING".
 
-    The fast tier holds `fast_rows`. On a device its table has `slots` (by default as many).
-    `allow_small` lets a cache be smaller than the rows of a step.
+    The fast tier holds `fast_rows` rows. On a device its table has `slots` slots, by default as
+    many. With `allow_small`, a cache can be smaller than the rows of a step.
 
     >>> Tiers(mode="CACHING", fast_rows=1000).slots
     """
@@ -76,9 +76,9 @@ def tier_table(
     clock: Clock | None = None,
     slow: HostTable | None = None,
 ) -> TierTable:
-    """An empty table with its fast tier on the device; in host memory if that is the CPU.
+    """Returns an empty table with its fast tier on the device, or in host memory for the CPU.
 
-    `slow` is the store behind it, by default a `HostTable` of the config.
+    `slow` is the store behind the fast tier, by default a `HostTable` of the config.
 
     >>> import hedgerow as hr
     >>> config = hr.TableConfig("user", (hr.Segment(4, hr.Zeros(), hr.Sgd()),))
@@ -93,7 +93,7 @@ def tier_table(
         slots = tiers.slots or tiers.fast_rows
         own = front_config(config, tiers)
         fast = DeviceTable(own, capacity_rows=slots, device=device, clock=clock)
-    if slow is None:  # a store without rows is false
+    if slow is None:  # not `slow or`: an empty store is false
         slow = HostTable(config, clock=clock)
     return over(fast, slow, tiers)
 
@@ -104,7 +104,10 @@ def tier_tables(
     device: torch.device = checks.CPU,
     clock: Clock | None = None,
 ) -> tuple[list[TierTable], list[TierGroup]]:
-    """`tier_table` for several configs, and the groups of tables on a device that step together."""
+    """Returns empty tables for several configs, and the groups of tables that step together.
+
+    Only tables on a device form groups.
+    """
     if device != checks.CPU:
         return device_tier_tables(configs, device, clock)
     return [tier_table(config, tiers, clock=clock) for config, tiers in configs], []
@@ -113,14 +116,14 @@ def tier_tables(
 def device_tier_tables(
     configs: Sequence[tuple[TableConfig, Tiers]], device: torch.device, clock: Clock | None = None
 ) -> tuple[list[TierTable], list[TierGroup]]:
-    """Empty tables in the order of the configs, and the groups that step together."""
+    """Returns empty tables in the order of the configs, and the groups that step together."""
     from ..tables.device import DeviceTable
     from ..tables.multi.device_group import DeviceGroup
     from .tier_group import TierGroup
 
     made: dict[str, TierTable] = {}
     groups: list[TierGroup] = []
-    # Small ones: a group replaces their memory.
+    # They are small, since a group replaces their memory.
     fronts = [
         DeviceTable(front_config(config, tiers), capacity_rows=1, device=device, clock=clock)
         for config, tiers in configs
@@ -139,13 +142,16 @@ def device_tier_tables(
 
 
 def front_config(config: TableConfig, tiers: Tiers) -> TableConfig:
-    """The config of the fast tier, without an admission rule: rows are born in the slow tier."""
+    """Returns the config of the fast tier. It has no admission rule.
+
+    Rows are inserted in the slow tier, which applies the rule.
+    """
     few = min(config.initial_capacity, tiers.fast_rows)
     return replace(config, admit=None, initial_capacity=few)
 
 
 def over(fast: HostTable | DeviceTable, slow: HostTable, tiers: Tiers) -> TierTable:
-    """A table of two empty stores."""
+    """Returns a table of two empty stores."""
     slow.use_slot_key(fast.slot_key)
     if tiers.mode == "HYBRID":
         return HybridTable(fast, slow, fast_rows=tiers.fast_rows)
@@ -155,11 +161,11 @@ def over(fast: HostTable | DeviceTable, slow: HostTable, tiers: Tiers) -> TierTa
 def _alike(
     fronts: Sequence[DeviceTable], configs: Sequence[tuple[TableConfig, Tiers]]
 ) -> list[list[int]]:
-    """Numbers of tables of one mode and of alike rows, as many as one group can hold."""
+    """Returns the numbers of the tables of each possible group: one mode and one kind of rows."""
     from ..tables.multi.device_group import DeviceGroup, kind_of
 
     kinds: dict[object, list[int]] = {}
-    # In the order of the names, as a store has them: the parts of neighbours need no copy.
+    # In the order of the names, as in a store: the parts of consecutive tables need no copy.
     for i in sorted(range(len(configs)), key=lambda i: configs[i][0].name.encode()):
         if (kind := kind_of(fronts[i])) is not None:
             kinds.setdefault((configs[i][1].mode, kind), []).append(i)
@@ -175,9 +181,9 @@ def _buckets(tiers: Tiers) -> int:
 
 
 class TierTables(SeveralTables):
-    """The RowStore of K tables, in byte order of their names; single-owner.
+    """The RowStore of K tables, in byte order of their names. Single-owner.
 
-    Keys, rows and gradients of calls are on `device`. A table that is elsewhere gets copies.
+    Keys, rows and gradients of calls are on `device`. They are copied for tables on other devices.
 
     >>> import hedgerow as hr
     >>> from hedgerow.tiers.tier_tables import Tiers, tier_table
@@ -205,7 +211,7 @@ class TierTables(SeveralTables):
         if any(len(mine) == len(self._tables) for mine, _ in self._groups):
             group, reader = together[0].device_group, TierFeatures(self, together[0])
             self._features = KnownFeatures(self, group, reader)
-        self._last: tuple[Sequence[int], list[int]] = ((), [])  # splits, and where rows begin
+        self._last: tuple[Sequence[int], list[int]] = ((), [])  # splits, and offsets of rows
 
     def __repr__(self) -> str:
         return f"TierTables({', '.join(map(repr, self._tables))})"
@@ -216,14 +222,14 @@ class TierTables(SeveralTables):
         return self.device == checks.CPU
 
     def configs_to_move(self, where: object) -> dict[str, TableConfig]:
-        """Raises: tables in two tiers do not move."""
+        """Raises `StateError`: tables in two tiers cannot move."""
         raise StateError(
-            f"tables of the model lie in two tiers already; they do not move to {where}. Make "
-            f"the model anew, and place it once."
+            f"tables of the model are in two tiers already and do not move to {where}. Create "
+            f"the model again, and place it once."
         )
 
     def moves_to(self, device: torch.device) -> bool:
-        """False: the tables stay where they are."""
+        """Returns False: the tables do not move. Raises if they would have to follow the module."""
         if self.device == checks.CPU != device:
             raise StateError(
                 f"tables in two tiers of host memory do not move to {device}; bring the model's "
@@ -234,7 +240,7 @@ class TierTables(SeveralTables):
     # ---- reads
 
     def bags_reader(self, bags: FeatureBags) -> BagsReader | None:
-        """What pools these bags on the device, if all tables step together there; else None."""
+        """Returns what pools these bags on the device; None if the tables do not step together."""
         if self._features is None or not self._groups[0][1].device_group.whole():
             return None
         features = self._features.of(bags.group)
@@ -248,7 +254,7 @@ class TierTables(SeveralTables):
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Lookup:
-        """Rows of `keys`, flat, into `out` if given. Nothing is inserted."""
+        """Returns the rows of `keys`, flat, in `out` if given. Inserts nothing."""
         keys = as_keys(keys, len(self._tables), self.device, room=True)
         if keys.used is not None:
             keys = keys.exact()
@@ -279,7 +285,10 @@ class TierTables(SeveralTables):
     def lookup_at(
         self, keys: TableKeys, flat: Float32[Tensor, "floats"], found: dict[TierGroup, Residency]
     ) -> Lookup:
-        """The lookup of checked keys, from what groups have found; with all slots they know."""
+        """Returns the lookup of checked keys, from what groups have found.
+
+        It has slots for the keys of these groups.
+        """
         slots: Tensor | None = None
         for mine, group in self._groups if found else ():
             if len(mine) == len(self._tables):
@@ -294,13 +303,14 @@ class TierTables(SeveralTables):
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether `prefetch` does something: some of the tables are caches on a device."""
+        """Whether `prefetch` has an effect: some of the tables are caches on a device."""
         return any(group.miss_handler is not None for _, group in self._groups)
 
     def prefetch(self, keys: TableKeys | Int64[Tensor, "n"]) -> None:
-        """Reads rows that caches on the device lack, beside training, from the next lookup on.
+        """Reads rows that caches on the device lack, while training continues.
 
-        They come when `lookup` is called for training with the very same ids. It changes no number.
+        The next lookup sends the requests. The rows are fetched into the caches when `lookup` is
+        called for training with the same tensor of ids. The results do not change.
         """
         keys = self._keys(keys)
         for mine, group in self._groups:
@@ -308,7 +318,7 @@ class TierTables(SeveralTables):
                 group.prefetch(_keys_of(keys, mine), keys.ids)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
+        """Returns whether each key has a row."""
         return self._ask(keys, "contains", torch.bool)
 
     # ---- writes
@@ -325,9 +335,9 @@ class TierTables(SeveralTables):
         per_occurrence: bool = False,
         policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """One optimizer step per table and distinct id, with its summed gradient.
+        """Makes one optimizer step per table and distinct id, with its summed gradient.
 
-        Each table checks its share before the first changes.
+        All tables check their shares before the first row changes.
         """
         at = self._located(at)
         if policy.clip is not None:
@@ -368,13 +378,13 @@ class TierTables(SeveralTables):
         counts: Int64[Tensor, "n"] | None = None,
         given: bool = True,
     ) -> SummedGradients:
-        """The sum of the gradients of each key, for an update at the result."""
+        """Returns the sum of the gradients of each key, for an update at the result."""
         one = super().summed_gradients(at, grads, counts=counts, given=given)
         if not isinstance(at, Lookup) or not isinstance(one.at, Lookup):
             return one
         where, slots, keys = at.epoch, one.at.slots, one.keys
         if not isinstance(where, _Where) or where.keys is not at.keys or slots is None:
-            return one  # of several lookups, of which some may have brought rows
+            return one  # joined from several lookups, of which some may have fetched rows
         found = {
             group: where.found[group].of(_parts_of(slots, keys.splits, mine))
             for mine, group in self._groups
@@ -383,7 +393,7 @@ class TierTables(SeveralTables):
         return replace(one, at=self.lookup_at(keys, one.at.rows, found))
 
     def _located(self, at: TableKeys | Lookup | Tensor) -> TableKeys | Lookup:
-        """Checked keys; as the lookup that is given, if this store knows by it where rows are."""
+        """Returns checked keys, or the given lookup if this store knows from it where rows are."""
         if not isinstance(at, Lookup):
             return self._keys(at)
         where = at.epoch
@@ -405,7 +415,7 @@ class TierTables(SeveralTables):
         step: int | None,
         counts: Tensor | None,
     ) -> list[tuple[Any, Tensor, Tensor, dict[str, Any]]]:
-        """The updates of tables that step by themselves, all of which are checked."""
+        """Returns the updates of tables that step alone, after checking all of them."""
         calls: list[tuple[Any, Tensor, Tensor, dict[str, Any]]] = []
         for k, (table, ids, own) in enumerate(self._shares("grads", keys, grads)):
             if not len(ids) or k not in alone:
@@ -429,7 +439,7 @@ class TierTables(SeveralTables):
         *,
         ts: int = 0,
     ) -> Applied:
-        """Sets rows and keeps optimizer state. The last of equals wins."""
+        """Sets rows and keeps optimizer state. The last of equal keys wins."""
         return self._write("assign", keys, rows, ts)
 
     def assign_add(
@@ -447,7 +457,7 @@ class TierTables(SeveralTables):
         return self._ask(keys, "reinitialize", torch.int8)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there."""
+        """Removes rows and returns which of them existed."""
         return self._ask(keys, "erase", torch.bool)
 
     # ---- helpers
@@ -459,14 +469,14 @@ class TierTables(SeveralTables):
         return as_keys(keys, len(self._tables), self.device, room=True).exact()
 
     def _row_offsets(self, splits: Sequence[int]) -> list[int]:
-        """Where the rows of each table begin in a flat tensor; kept for the next call."""
-        last = self._last  # once: another thread's call may replace it
+        """Returns the offset of each table's rows in a flat tensor. Caches the last result."""
+        last = self._last  # read once: another thread may replace it
         if last[0] != splits:
             last = self._last = (splits, parts.float_offsets(splits, self.config.dims))
         return last[1]
 
     def _each(self, keys: TableKeys) -> Iterator[tuple[Any, Int64[Tensor, "n_k"]]]:
-        """Each table with its keys, on its device."""
+        """Yields each table with its keys, which are copied to the table's device."""
         for table, (start, stop) in zip(self._tables, pairwise(keys.splits), strict=True):
             yield table, keys.ids[start:stop].to(table.device)
 
@@ -503,9 +513,10 @@ class TierTables(SeveralTables):
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """Where a lookup of a store found its keys: the token that an update of the same keys takes.
+    """The places of a lookup's keys in a store, which an update of the same keys takes.
 
-    Those of lookups between which no row has moved are equal, so that their slots go together.
+    Objects from lookups between which no row has moved are equal, so that their slots can be
+    joined.
     """
 
     store: TierTables
@@ -517,7 +528,7 @@ class _Where:
 def _found_again(
     at: Lookup, group: TierGroup, mine: Sequence[int], own: TableKeys
 ) -> Residency | None:
-    """Where the keys of a group are, by a lookup of them or by the slots of lookups."""
+    """Returns where the keys of a group are, by one lookup of them or by the slots of several."""
     where = at.epoch
     assert isinstance(where, _Where)
     if group not in where.found:
@@ -530,12 +541,12 @@ def _found_again(
 
 
 def _are_neighbours(numbers: Sequence[int]) -> bool:
-    """Whether tables stand one behind the other, so that their parts do."""
+    """Returns whether tables are consecutive, so that their parts are contiguous."""
     return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def _parts_of(values: Tensor, splits: Sequence[int], mine: Sequence[int]) -> Tensor:
-    """The parts of these tables, one behind the other; without a copy where they stand so."""
+    """Returns the parts of these tables, joined; without a copy if they are contiguous."""
     if len(mine) == len(splits) - 1:
         return values
     if _are_neighbours(mine):

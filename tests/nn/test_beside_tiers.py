@@ -98,7 +98,7 @@ def test_changes_of_both_tiers_reach_a_replica() -> None:
 
 def test_servers_and_background_eviction_refuse_tiers() -> None:
     tiered = _tiered()
-    with pytest.raises(StateError, match="on a device or in two tiers, and servers hold rows"):
+    with pytest.raises(StateError, match="on a device or in two tiers, but servers hold rows"):
         hr.distribute(tiered, servers=["127.0.0.1:1"])
     with pytest.raises(DtypeError, match=r"a HybridTable; pass HostTables. Call evict\(\)"):
         Evictor([tiered.table("user")])

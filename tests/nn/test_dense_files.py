@@ -498,9 +498,9 @@ def test_an_old_dense_part_that_is_damaged_is_refused(whole: Path, tmp_path: Pat
     os.mkfifo(dense / "more")
     _refused(copy, "no plain file but a pipe", trusted=True)
     shutil.move(dense, tmp_path / "moved")
-    _refused(copy, "is no folder", trusted=True)
+    _refused(copy, "is not a folder", trusted=True)
     dense.symlink_to(tmp_path / "moved")
-    _refused(copy, "is no folder", trusted=True)
+    _refused(copy, "is not a folder", trusted=True)
 
 
 def test_a_save_over_an_old_checkpoint_that_is_killed_leaves_it_whole(

@@ -284,7 +284,7 @@ def test_what_cannot_be_frozen_is_refused() -> None:
     class Own(hr.EmbeddingBags):
         pass
 
-    with pytest.raises(NotSupportedError, match="freeze of a Own, a class of its own"):
+    with pytest.raises(NotSupportedError, match="freeze of a Own, a subclass"):
         hr.freeze(Own([hr.Table("user", 2)]))
     with pytest.raises(DtypeError, match=r"freeze of a dict; pass an nn\.Module"):
         hr.freeze({})  # pyright: ignore[reportArgumentType]

@@ -169,7 +169,7 @@ def test_a_penalty_over_parameters_in_the_loss_is_told_of_once_where_it_is(step:
     (one,) = _warned(model, _sgd(model), step)
     assert one.category is RowsLeftOutWarning
     assert one.filename == __file__
-    assert "the rows of user have no part in it" in str(one.message)
+    assert "the rows of user are not part of it" in str(one.message)
     assert "weight_decay" in str(one.message)
 
 

@@ -129,5 +129,5 @@ def test_what_is_no_plan() -> None:
         hr.distribute(_model(), plan=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(hr.HedgerowError, match=r"nowhere\.json is no file"):
         hr.distribute(_model(), plan="nowhere.json")
-    with pytest.raises(ConfigError, match="a plan, and servers"):
+    with pytest.raises(ConfigError, match="a plan and servers"):
         hr.distribute(_model(), plan="auto", servers=["127.0.0.1:1"])

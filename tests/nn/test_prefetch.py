@@ -129,7 +129,7 @@ def test_bad_use_is_refused() -> None:
         hr.prefetch([batch(0)], [batch(0)])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="depth is -1"):
         hr.prefetch(model, [], depth=-1)
-    with hr.prefetch(model, []), pytest.raises(StateError, match="reads ahead for other batches"):
+    with hr.prefetch(model, []), pytest.raises(StateError, match="prefetches other batches"):
         hr.prefetch(model, [])
     assert [one.ahead for one in collections_of(model)] == [None]
 

@@ -133,7 +133,7 @@ def test_a_budget_too_small_for_hbm_gives_tiers_that_train() -> None:
 def test_a_batch_larger_than_the_planned_cache_is_told_of() -> None:
     model = _Model()
     hr.distribute(model, plan=_plan(model, item="CACHING@0.02"))
-    with pytest.raises(CacheTooSmallError, match=r"'item'.*the cache has 4[0-9] places"):
+    with pytest.raises(CacheTooSmallError, match=r"'item'.*the cache holds at most 4[0-9] rows"):
         _train(model, 1)
 
 

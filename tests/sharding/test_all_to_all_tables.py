@@ -250,7 +250,7 @@ def test_alone_it_is_its_own_shard() -> None:
     assert "rank 0 of 1" in repr(tables)
     tables.assign(keys_of([[1], [2]]), torch.ones(4), ts=7)
     assert (tables.size(), tables.max_ts()) == (2, 7)
-    with pytest.raises(InputError, match="ask an owner"):
+    with pytest.raises(InputError, match="at an owner"):
         tables.entries(torch.tensor([1]))
     with pytest.raises(InputError, match="ask one of them"):
         tables.scan()

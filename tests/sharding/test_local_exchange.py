@@ -73,7 +73,7 @@ def test_what_an_exchange_refuses() -> None:
         alone.ids(torch.tensor([1, 2]), [1], [1])
     with pytest.raises(InputError, match="exchange the counts first"):
         alone.ids(torch.tensor([1, 2]), [2], [3])
-    with pytest.raises(InputError, match="one of at least 0 a rank"):
+    with pytest.raises(InputError, match="one of at least 0 per rank"):
         alone.ids(torch.tensor([1, 2]), [1, 1], [1, 1])
 
     def work(exchange: LocalExchange) -> None:

@@ -159,7 +159,9 @@ def test_gradients_that_are_rejected_change_no_table(device: torch.device) -> No
 def test_a_call_with_more_rows_than_a_cache_has_is_refused(device: torch.device) -> None:
     pair = Pair("CACHING", device, 11, [config("a")], fast_rows=8, slots=16, allow_small=False)
     ids = torch.arange(9, device=device)
-    with pytest.raises(CacheTooSmallError, match=r"9 distinct keys, and the cache has 8 places"):
+    with pytest.raises(
+        CacheTooSmallError, match=r"9 distinct keys, but the cache holds at most 8 rows"
+    ):
         pair.ours.apply_gradients(ids, torch.ones(36, device=device))
     assert pair.ours.size() == 0
 

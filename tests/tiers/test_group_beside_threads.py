@@ -211,7 +211,9 @@ def test_a_table_without_keys_needs_no_step(device: torch.device) -> None:
 
 def test_a_lookup_for_training_is_refused_as_its_step_is(device: torch.device) -> None:
     pair = _pair(device, allow_small=False)
-    with pytest.raises(CacheTooSmallError, match=r"9 distinct keys, and the cache has 8 places"):
+    with pytest.raises(
+        CacheTooSmallError, match=r"9 distinct keys, but the cache holds at most 8 rows"
+    ):
         pair.ours.lookup(_on(device, _keys(*range(9))), missing="training")
 
 

@@ -35,7 +35,7 @@ def _hybrid(fast: TableConfig, slow: TableConfig) -> HybridTable:
 def test_a_step_larger_than_the_cache_is_refused_unless_asked_for() -> None:
     ids, grads = torch.arange(5), torch.ones(5, 2)
     table = _cache(4)
-    with pytest.raises(CacheTooSmallError, match=r"5 distinct keys.*4 places.*allow_small"):
+    with pytest.raises(CacheTooSmallError, match=r"5 distinct keys.*4 rows.*allow_small"):
         table.apply_gradients(ids, grads)
     with pytest.raises(CacheTooSmallError, match="5 distinct keys"):
         table.lookup(ids, missing="training")
@@ -53,11 +53,11 @@ def test_outstanding_batches_must_fit_the_cache() -> None:
     table.apply_gradients(ids[:5], torch.ones(5, 2))
     table.apply_gradients(ids[5:], torch.ones(5, 2))
     first = table.prefetch(ids[:4])
-    with pytest.raises(CacheTooSmallError, match=r"7 distinct keys.*6 places"):
+    with pytest.raises(CacheTooSmallError, match=r"7 distinct keys.*6 rows"):
         table.prefetch(ids[3:7])
     second = table.prefetch(ids[2:6])  # two of them are the first's
     second.wait()
-    with pytest.raises(CacheTooSmallError, match=r"1 rows must come.*0 of its 6"):
+    with pytest.raises(CacheTooSmallError, match=r"1 rows must be fetched.*of its 6 rows only 0"):
         table.apply_gradients(ids[6:7], torch.ones(1, 2))
     assert set(table.fast.lookup(ids[:6]).rows.tolist()) != {0.0}
     first.release()
@@ -142,7 +142,7 @@ def test_a_step_that_held_rows_leave_no_room_for_changes_no_table() -> None:
     with store.table(1).prefetch(later) as held:
         held.wait()
         before = [everything(store.table(k)) for k in range(2)]
-        with pytest.raises(CacheTooSmallError, match="table 'b': 4 rows must come"):
+        with pytest.raises(CacheTooSmallError, match="table 'b': 4 rows must be fetched"):
             store.apply_gradients(keys, grads, per_occurrence=True)
         assert [everything(store.table(k)) for k in range(2)] == before
     store.apply_gradients(keys, grads, per_occurrence=True)
