@@ -157,7 +157,7 @@ def _memory() -> Finding:
     text = Path("/proc/meminfo").read_text()
     found = re.search(r"MemAvailable:\s+(\d+) kB", text)
     if found is None:
-        return Finding("free memory", "absent", "the system does not tell")
+        return Finding("free memory", "absent", "not reported by the system")
     free_bytes = int(found[1]) * 1024
     if free_bytes >= _MEMORY_BYTES:
         return Finding("free memory", "ok", format_bytes(free_bytes))

@@ -72,7 +72,7 @@ def export(
     base, called = out or run / "bundles", name or _name_of(run)
     if version is not None and (base / called / str(version)).exists():
         raise InputError(
-            f"version {version} of {called} is there already, in {base}; give another --version."
+            f"version {version} of {called} is there already in {base}; give another --version."
         )
     loaded = load_run(run, best=best, trusted=trusted)
     job = loaded.job

@@ -82,7 +82,7 @@ def launch(
         _only_with_servers(workers=workers, ray=ray, checkpoint=checkpoint, keys=keys)
         raise typer.Exit(_ranks(nproc, config, target, module=module))
     if nproc is not None or config is not None:
-        raise ConfigError("--nproc and --config go without --servers; say --workers N.")
+        raise ConfigError("--nproc and --config cannot be used with --servers; use --workers N.")
     plan = JobSpec(
         servers=servers,
         workers=1 if workers is None else workers,
@@ -109,4 +109,4 @@ def _ranks(nproc: int | None, config: Path | None, target: tuple[str, ...], *, m
 def _only_with_servers(**given: object) -> None:
     found = [f"--{name}" for name, value in given.items() if value]
     if found:
-        raise ConfigError(f"{', '.join(found)} without --servers; say how many with --servers N.")
+        raise ConfigError(f"{', '.join(found)} without --servers; add --servers N.")

@@ -129,7 +129,7 @@ def serve(
     if client_ca is not None and tls is None:
         raise InputError("--client-ca asks for certificates, which needs --tls CERTIFICATE KEY.")
     if ps and ps_from is not None:
-        raise InputError("--ps and --ps-from both tell the row servers; give one of them.")
+        raise InputError("--ps and --ps-from both name the row servers; give one of them.")
     plan = ServePlan(
         models=find_models(folder, name, policy),
         grpc=grpc,

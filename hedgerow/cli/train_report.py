@@ -127,7 +127,9 @@ def finish(
     report = _report(parts, run, outcome, _test(parts, trainer, outcome))
     if compare and outcome.why != "interrupted":
         if ranks.rank == 0:
-            typer.echo(f"once more, with ids that share 1/{DIVISOR} of the rows ...", err=True)
+            typer.echo(
+                f"training once more, with ids hashed to 1/{DIVISOR} of the rows ...", err=True
+            )
         if found := hashed_baseline(job, parts.model, outcome.step, ranks):
             report["baselines"]["hashed table"] = found
 

@@ -49,7 +49,7 @@ class _ConditionReader:
         while text[at:].strip():
             found = _TOKEN.match(text, at)
             if found is None:
-                raise self._wrong(f"{text[at:].strip()[:10]!r} means nothing here")
+                raise self._wrong(f"{text[at:].strip()[:10]!r} is not understood")
             self._tokens.append(found.group(1))
             at = found.end()
         if len(self._tokens) > _MOST_TOKENS:
@@ -59,7 +59,7 @@ class _ConditionReader:
     def whole(self) -> int:
         value = self._level(0)
         if self._at < len(self._tokens):
-            raise self._wrong(f"{self._tokens[self._at]!r} is too much")
+            raise self._wrong(f"{self._tokens[self._at]!r} is unexpected")
         return value
 
     def _level(self, level: int) -> int:

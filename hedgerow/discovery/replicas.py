@@ -205,7 +205,7 @@ class ReplicaWatcher:
     def _replica(self, task_path: str, name: str, before: _Replica | None) -> _Replica | None:
         path, place = f"{task_path}/{name}", ServicePath.parse(task_path)
         if place.server_type not in SERVER_TYPES or not _NUMBER.fullmatch(name):
-            self._skip(path, "its path is none of a replica")
+            self._skip(path, "its path is not that of a replica")
             return None
         content = self.session.reads.content(path)
         if content is None:  # removed since the listing
@@ -341,7 +341,7 @@ class ZkBackend:
         """Returns a container's addresses; skips and counts one without a usable address."""
         data = self.session.reads.data(self.places.container(container))
         if not data:
-            _LOG.warning("container %s serves a model and tells no address; skipped", container)
+            _LOG.warning("container %s serves a model and reports no address; skipped", container)
             self.session.counters.add("containers_without_info")
             return None
         try:
@@ -351,7 +351,7 @@ class ZkBackend:
             self.session.counters.add("damaged_nodes")
             return None
         if not info.grpc and not self._parity:
-            _LOG.warning("container %s tells no gRPC address; skipped", container)
+            _LOG.warning("container %s reports no gRPC address; skipped", container)
             self.session.counters.add("containers_without_grpc")
             return None
         return info

@@ -195,7 +195,9 @@ class LocalProcesses:
         if not self._stopping:
             post(JobLost(f"server {name} ended with status {told.status}; the job ends."))
         elif told.status:
-            self._complaints.append(f"server {name} ended with status {told.status}; is it saved?")
+            self._complaints.append(
+                f"server {name} ended with status {told.status}; its rows may not be saved."
+            )
 
     def stop_workers(self) -> None:
         """Stops all workers at once."""

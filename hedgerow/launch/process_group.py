@@ -63,8 +63,8 @@ def _implied_address(info: RankInfo, environ: Environ) -> str:
     if info.launcher == "slurm" and nodes:
         return first_host(nodes)
     raise ConfigError(
-        f"{info.world_size} processes, {info.local_world_size} of them here: rank 0 is on some "
-        f"machine that {info.launcher} does not tell; set MASTER_ADDR to its name for every "
+        f"{info.world_size} processes, {info.local_world_size} of them here: "
+        f"{info.launcher} does not report rank 0's machine; set MASTER_ADDR to its name for every "
         f"process (mpirun -x MASTER_ADDR=host)."
     )
 

@@ -189,7 +189,7 @@ class RayCluster:
                 self.ray.init(address=self._address, **common)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise LaunchError(
-                    f"{_ADDRESS} is {self._address!r}, and no cluster lets us in there: {error}. "
+                    f"{_ADDRESS} is {self._address!r}, and connecting to it failed: {error}. "
                     f"Is it up? If it asks for a token, RAY_AUTH_TOKEN must be the same on both "
                     f"sides."
                 ) from error
@@ -398,7 +398,7 @@ def _outcome(ray: Any, life: Any) -> str | None:
         return str(error.cause)
     except ray.exceptions.RayError as error:
         return _first_line(error)
-    return "it ended, and nobody told it to"
+    return "it ended without being stopped"
 
 
 def _first_line(error: Exception) -> str:

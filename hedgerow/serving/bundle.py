@@ -76,8 +76,8 @@ class BundleTrust:
             check_signature(folder, self.keys, data)
         elif not self.unsigned:
             raise FileDamagedError(
-                f"{folder}: a server that other machines can reach loads signed bundles alone. "
-                f"Sign them and pass --trust KEY, or say --trust-unsigned."
+                f"{folder}: a server that other machines can reach loads only signed bundles. "
+                f"Sign them and pass --trust KEY, or pass --trust-unsigned."
             )
         if manifest.is_old and not self.old:
             raise FileDamagedError(
@@ -114,7 +114,7 @@ def load_trusted(folder: Path, name: str, trust: BundleTrust, *, ask: Ask | None
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise FileDamagedError(f"the manifest of {folder} makes no sense: {reason}.") from error
+        raise FileDamagedError(f"the manifest of {folder} is invalid: {reason}.") from error
     except (MemoryError, OSError, RuntimeError) as error:
         raise FileDamagedError(f"{folder} cannot be loaded: {error}.") from error
     rows = 0 if model.followed is None else model.followed.rows()

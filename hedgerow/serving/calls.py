@@ -84,7 +84,7 @@ def _check_lengths(ids: Ids, inputs: Tensors) -> None:
 
 def _same(what: str, total: int, name: str, ids: Tensor) -> None:
     if total != len(ids):
-        raise ServingError(INVALID, f"{what} speaks of {total} ids; {name} has {len(ids)}.")
+        raise ServingError(INVALID, f"{what} is for {total} ids; {name} has {len(ids)}.")
 
 
 def check_answer(floats: int) -> None:

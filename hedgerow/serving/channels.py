@@ -241,7 +241,7 @@ class Replicas:
 
     def __enter__(self) -> Replicas:
         if Replicas.current() is not None:
-            raise StateError("this process has replicas already; update() those.")
+            raise StateError("this process has current replicas already; call update() on them.")
         process_state.register(_SHARED_NAME, self)
         return self
 

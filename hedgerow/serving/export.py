@@ -117,7 +117,7 @@ def _sweep(folder: Path) -> None:
                 shutil.rmtree(left)
         except OSError as error:
             if not isinstance(error, BlockingIOError):  # another process is writing that folder
-                text = "%s, left by an export that was stopped, stays: %s"
+                text = "%s, a folder of an export that was stopped, cannot be deleted: %s"
                 logging.getLogger("hedgerow").warning(text, left, error)
 
 
@@ -273,5 +273,5 @@ class _Export:
         if _updates(self.model) != self.updates:
             raise StateError(
                 f"the model was trained while version {self.version} of {sub_graph} was written, "
-                f"which is thrown away: it mixes two states. Export between two steps."
+                f"which is discarded because it mixes two states. Export between two steps."
             )

@@ -36,7 +36,7 @@ class OriginCheck:
     >>> check.refusal("localhost:8501", None)
     ''
     >>> check.refusal("evil.example", None)
-    "the Host 'evil.example' is none of this server's; allow it with --allow-host NAME."
+    "the Host 'evil.example' is not a name of this server; allow it with --allow-host NAME."
     """
 
     names: frozenset[str]
@@ -59,14 +59,16 @@ class OriginCheck:
         """Returns why a request is refused; empty if it is accepted."""
         if host and not self._is_own(_name(host)):
             shown = host[:100]
-            return f"the Host {shown!r} is none of this server's; allow it with --allow-host NAME."
+            return (
+                f"the Host {shown!r} is not a name of this server; allow it with --allow-host NAME."
+            )
         if origin is None:
             return ""
         try:
             same = urlsplit(origin).netloc.lower() == host.lower() != ""
         except ValueError:
             same = False
-        return "" if same else f"requests of pages of {origin[:100]!r} are refused."
+        return "" if same else f"requests from pages of {origin[:100]!r} are refused."
 
     def _is_own(self, name: str) -> bool:
         if name in self.names or "*" in self.names:

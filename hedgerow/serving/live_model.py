@@ -302,7 +302,7 @@ class LiveModel:
         if not 0 <= shard < shards:
             raise InputError(f"a publisher attaches as shard {shard} of {shards}; count from 0.")
         if incarnation != self.incarnation:
-            raise ServingError(GONE, "the model was loaded again; look what is served.")
+            raise ServingError(GONE, "the model was loaded again; call Describe again.")
         names = () if self._store is None else self._store.names
         if sorted(routers) != sorted(names) or any(r.shards != shards for r in routers.values()):
             raise InputError(f"a publisher of {sorted(routers)} attaches to tables {list(names)}.")
@@ -379,7 +379,7 @@ class LiveModel:
     def take_dense(self, push: DensePush) -> dict[str, Any]:
         """Replaces the weights; refuses those of a publisher that was replaced by a later one."""
         if push.incarnation != self.incarnation:
-            raise ServingError(GONE, "the model was loaded again; look what is served.")
+            raise ServingError(GONE, "the model was loaded again; call Describe again.")
         if self._program is None:
             raise InputError("this model has rows and no weights.")
         with self._attaching:

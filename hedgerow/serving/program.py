@@ -168,7 +168,9 @@ class DenseProgram:
                 )
         missing = sorted({*own} - {*weights})
         if missing:
-            raise InputError(f"weights without {', '.join(missing[:3])}, which is served here.")
+            raise InputError(
+                f"the weights lack {', '.join(missing[:3])}, which the model served here has."
+            )
         # Copies: the given tensors are views of a request's bytes.
         fresh = {n: weights[n].to(dtype=own[n].dtype, copy=True) for n in own}
         self._held, self._made_s = self._hold(fresh), time.monotonic()

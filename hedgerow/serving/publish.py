@@ -171,7 +171,7 @@ def publish(
     if not isinstance(model, nn.Module):
         raise DtypeError(f"publish of a {type(model).__name__}; pass an nn.Module.")
     if not to and listen is None:
-        raise InputError("publish without to= and listen=; say where replicas are.")
+        raise InputError("publish without to= and listen=; give at least one of them.")
     watch = None if dense_every is None else DenseWatch(model, parse_seconds(dense_every))
     sources: list[RowSource] = []
     try:

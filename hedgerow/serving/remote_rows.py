@@ -272,7 +272,7 @@ def rows_from(place: str) -> Iterator[Ask]:
     >>> with rows_from("pigeon:1"):
     ...     pass
     Traceback (most recent call last):
-    hedgerow.core.errors.InputError: 'pigeon:1' tells no row servers; write file:PATH, \
+    hedgerow.core.errors.InputError: 'pigeon:1' is no source of row servers; write file:PATH, \
 agent:HOST:PORT, zk:HOSTS/BZID/BASE_NAME or zk2:HOSTS/BZID/MODEL.
     """
     kind, _, rest = place.partition(":")
@@ -298,7 +298,7 @@ agent:HOST:PORT, zk:HOSTS/BZID/BASE_NAME or zk2:HOSTS/BZID/MODEL.
             replicas = stack.enter_context(watched_replicas(session, backend))
             yield ask_rows(replicas, model_name=parts[2])
         else:
-            raise InputError(f"{place!r} tells no row servers; write {FORMS}.")
+            raise InputError(f"{place!r} is no source of row servers; write {FORMS}.")
 
 
 @contextmanager
