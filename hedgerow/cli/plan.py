@@ -37,7 +37,7 @@ Batch = Annotated[
 KeepHbm = Annotated[
     str, typer.Option(help="HBM per device to keep free for the dense part, in addition to 15 %.")
 ]
-KeepHost = Annotated[str, typer.Option(help="Host memory to keep free, in addition to 10 %.")]
+KeepHost = Annotated[str, typer.Option(help="Host memory per machine to keep free, beside 10 %.")]
 WhatIf = Annotated[str | None, typer.Option(help="Other sizes to try: hbm=24GiB,32GiB or host=...")]
 Pin = Annotated[
     list[str] | None,
@@ -45,7 +45,9 @@ Pin = Annotated[
 ]
 Rows = Annotated[list[str] | None, typer.Option(help="Row counts of tables: item=1000000.")]
 Times = Annotated[Path | None, typer.Option(help="A calibration from `hedgerow calibrate`.")]
-LayoutName = Annotated[str, typer.Option(help="Table layout: hedgerow, strict or baseline.")]
+LayoutName = Annotated[
+    str, typer.Option(help="Sizes of tables as in: hedgerow, strict or baseline.")
+]
 ChooseRouting = Annotated[
     bool,
     typer.Option(

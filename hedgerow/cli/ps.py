@@ -9,7 +9,7 @@ import typer
 
 
 def ps(
-    shard: Annotated[str, typer.Option(help="This server's shard and their number: i/n, from 0.")],
+    shard: Annotated[str, typer.Option(help="This server's shard i of n, as i/n; i is from 0.")],
     listen: Annotated[
         str, typer.Option(help="Address as HOST:PORT; port 0 selects a free one.")
     ] = "127.0.0.1:0",
@@ -24,8 +24,8 @@ def ps(
     durability: Annotated[
         str,
         typer.Option(
-            help="What a crash may lose: `checkpoint` (writes since the last one; clients know) "
-            "or `log` (nothing: a write is on disk before it is answered)."
+            help="What a crash may lose: `checkpoint`: writes since the last checkpoint, which "
+            "clients are told; `log`: nothing, since a write is on disk before its answer."
         ),
     ] = "checkpoint",
     keys: Annotated[

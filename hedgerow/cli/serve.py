@@ -117,7 +117,7 @@ def serve(
     trust_unsigned: _TrustUnsigned = False,
     trust_old: _TrustOld = False,
 ) -> None:
-    """Serve exported models until SIGTERM; requests in flight may then end.
+    """Serve exported models until SIGTERM, then finish the requests in flight.
 
     Prints each address as one line. gRPC serves TensorFlow Serving's and KServe's protocols. HTTP
     serves `/v1/models/NAME:predict`, `/healthz` and `/metrics`.

@@ -133,7 +133,7 @@ class LayoutFilter:
         names = re.findall(r"\{(\w+)\}", pattern)
         if len(set(names)) != len(names) or not all(name.isidentifier() for name in names):
             raise InputError(
-                f"layout filter {self.text!r}: each {{name}} stands once and is a word, as in "
+                f"layout filter {self.text!r}: each {{name}} appears once and is a word, as in "
                 "'ps_{i}; i % 2 == 1'."
             )
         self._holds(dict.fromkeys(names, 1))  # reports errors of the condition now

@@ -130,8 +130,8 @@ class OwnNodes:
     """Ephemeral nodes of this process. Owns a lock, never held during a request.
 
     An existing node of another session is taken over by put(): a restarted process finds such
-    nodes before its old session ends. `renew` makes missing nodes again. It does not take back a
-    node that another process has taken over since.
+    nodes before its old session ends. `renew` makes missing nodes again. It leaves a node to a
+    process that has taken it over, unless this session was lost or the last put() failed.
     """
 
     def __init__(self, client: Any, counters: Counters) -> None:

@@ -156,7 +156,7 @@ def _rows(
     if configs and ask is None:
         raise NotSupportedError(
             f"{folder} holds no rows: they are on {manifest.servers} servers, ps_0 and on. Serve "
-            f"those bundles, and load this one with ask=, which brings rows from them."
+            f"those bundles, and load this one with ask=, which reads rows from them."
         )
     dims = {name: config.dim for name, config in configs.items()}
     return RemoteRows(dims, _routers(manifest), ask or (lambda _: {}))

@@ -88,7 +88,7 @@ def _same(what: str, total: int, name: str, ids: Tensor) -> None:
 
 
 def check_answer(floats: int) -> None:
-    """Raises if an answer would be too large: few ids in a request can mean many row bytes."""
+    """Raises if an answer would be too large: a short message can have millions of ids."""
     if 4 * floats > MOST_ANSWER_BYTES:
         raise InputError(
             f"the rows of these ids take {4 * floats} bytes; at most {MOST_ANSWER_BYTES} are "

@@ -115,7 +115,7 @@ def _hint(text: str) -> str:
         )
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return (
-            "; the server's certificate is not trusted: pass who signed it, tls=ClientTls(ca=...)"
+            "; the server's certificate is not trusted: pass its authority, tls=ClientTls(ca=...)"
             ", or renew it."
         )
     if "Hostname Verification" in text:

@@ -142,7 +142,7 @@ _FRESH = {
     "rows": "Rows that pushes assigned.",
     "removed": "Rows that pushes removed.",
     "synced": "1 once every row of the trainer's shard is here.",
-    "age_seconds": "Every change of the shard that is older is here.",
+    "age_seconds": "Every change of the shard that is older than this is applied.",
 }
 _FRESH_FIELDS = {"age_seconds": "age_s"}
 _PREDICTS = ("/Predict", "/ModelInfer", ":predict")

@@ -101,7 +101,7 @@ def _source(shard: RowShard, step: Callable[[], int]) -> RowSource:
         if table.device != CPU:
             raise NotSupportedError(
                 f"publish of table {name!r}, which is on {table.device}; rows are sent from host "
-                f"memory. Train it there, or hr.save the model and serve what hr.load brings."
+                f"memory. Train it there, or hr.save the model and serve what hr.load loads."
             )
     if here:
         return HostSource(

@@ -40,7 +40,7 @@ def split_strings(name: str, data: bytes) -> list[bytes]:
         if end > len(data):
             raise InputError(
                 f"{name} ends at byte {len(data)} inside a string that begins at {place}; "
-                "each string stands after its length in four little-endian bytes."
+                "each string follows its length in four little-endian bytes."
             )
         items.append(data[begin:end])
         place = end
