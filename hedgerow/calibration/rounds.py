@@ -119,7 +119,7 @@ def rounds_of(filled: Filled, what: What, pace: Pace, yardstick: Yardstick) -> l
 
 def _settle(filled: Filled, what: What, grads: torch.Tensor, steps: int) -> None:
     """Runs steps until the number of keys on the host is about the wanted one."""
-    every = 4  # after so many steps the hot rows of a hybrid are used again
+    every = 4  # steps after which the hot rows of a hybrid are used again
     for _ in range(steps // every):
         before = filled.counted()[0]
         for _ in range(every):

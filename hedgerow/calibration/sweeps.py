@@ -19,7 +19,7 @@ from .module_steps import ModuleSteps
 from .power_law import PowerLawWork, fill_table
 
 _CHUNK = 1 << 16  # rows that a cache fetches at once
-_PARTS = 16  # parts in which a hybrid's fast rows are brought in
+_PARTS = 16  # parts in which a hybrid's fast rows are promoted
 _BACK_STEPS = 20  # a hybrid looks for hot rows at least once in this number of steps
 _ALL_BACK = 0.01  # a part is complete if at most this fraction of its rows is missing
 ROTATED = 0.25

@@ -46,7 +46,7 @@ Pin = Annotated[
 Rows = Annotated[list[str] | None, typer.Option(help="Row counts of tables: item=1000000.")]
 Times = Annotated[Path | None, typer.Option(help="A calibration from `hedgerow calibrate`.")]
 LayoutName = Annotated[
-    str, typer.Option(help="Sizes of tables as in: hedgerow, strict or baseline.")
+    str, typer.Option(help="Row layout to assume: hedgerow, strict or baseline.")
 ]
 ChooseRouting = Annotated[
     bool,
