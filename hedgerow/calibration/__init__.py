@@ -1,1 +1,1 @@
-"""Measures steps of modules on a device, for plans."""
+"""Measures steps of modules on a device, for the planner."""

@@ -1,7 +1,7 @@
-"""Measures what a device takes for steps of our modules, and fits a calibration to the points.
+"""Measures how long steps of modules take on a device, and fits a calibration to the points.
 
-On the CPU the table of an `EmbeddingBags` is filled with random ids, and training steps take parts
-of it in turn, so that rows come from memory and not from a cache.
+On the CPU the table of an `EmbeddingBags` is filled with random ids. Training steps use parts of it
+in turn, so that rows are read from memory and not from a cache.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from .module_steps import ModuleSteps
 
 DIMS = (16, 32, 64, 128, 256)
 STEP_KEYS = (2**8, 2**10, 2**12, 2**14, 2**16, 2**18, 2**20)
-"""Below 4,096 keys it is the cost of a call that shows."""
+"""Numbers of keys in a step. Below 4,096 keys the time is mostly the cost of a call."""
 _WARM_UPS, _REPEATS = 3, 10
-_FEWEST = 3  # repeats of a point for which there is little time; below, it is left out
-_TABLE_BYTES = 2**30  # of rows with their state, at 60 seconds
+_FEWEST = 3  # least repeats of a point; a point with time for fewer is left out
+_TABLE_BYTES = 2**30  # of rows and optimizer state, if `seconds` is 60 or more
 _FILL_ROWS = 2**16
 _MOST_SECONDS = 3600
 
-Progress = Callable[[str, int, int], None]  # what, units done, units in all
+Progress = Callable[[str, int, int], None]  # text, units done, units in total
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMeasurement:
-    """Points, and what they were measured on."""
+    """Measured points, and the device, driver and library that they were measured with."""
 
     points: tuple[Point, ...]
     device: str
@@ -55,7 +55,7 @@ class DeviceMeasurement:
 
 
 def measure(device: str, seconds: float, progress: Progress) -> DeviceMeasurement:
-    """Sweeps dims, steps and, on a GPU, modes for about so many seconds."""
+    """Sweeps dims, steps and, on a GPU, modes for about `seconds` seconds."""
     if not 0 < seconds <= _MOST_SECONDS:
         raise InputError(f"seconds is {seconds!r}; give a number above 0, up to {_MOST_SECONDS}.")
     if _kind(device) == "cuda":
@@ -87,7 +87,7 @@ def _measure_gpu(device: str, seconds: float, progress: Progress) -> DeviceMeasu
 
 
 def _kind(device: str) -> str:
-    """cpu or cuda."""
+    """Returns "cpu" or "cuda"; raises for other devices."""
     kind, colon, number = device.partition(":")
     if device == "cpu" or (kind == "cuda" and (number.isdecimal() or not colon)):
         return kind
@@ -97,12 +97,12 @@ def _kind(device: str) -> str:
 def _library() -> str:
     try:
         return metadata.version("hedgerow")
-    except metadata.PackageNotFoundError:  # run from its sources
+    except metadata.PackageNotFoundError:  # run from the source tree
         return "not installed"
 
 
 def calibration_of(measured: DeviceMeasurement) -> Calibration:
-    """Fitted to what was measured."""
+    """Returns a calibration that is fitted to a measurement."""
     fitted = fit(measured.points, measured.device)
     return Calibration(
         device=measured.device,
@@ -116,14 +116,14 @@ def calibration_of(measured: DeviceMeasurement) -> Calibration:
 
 
 def refitted(path: Path | str) -> Calibration:
-    """A calibration of the points of an earlier file: measured then, fitted now."""
+    """Returns a calibration that is fitted anew to the points of an earlier file."""
     known = Calibration.load(path)
     fitted = fit(known.points, known.device)
     return replace(known, parameters=fitted.parameters, residuals=fitted.residuals)
 
 
 def _sweep(seconds: float, progress: Progress) -> Iterator[Point]:
-    """All dims, each with the same share of the time; the fastest points first."""
+    """Yields the points of all dims; each dim has the same share of the time, few keys first."""
     total, end = len(DIMS) * len(STEP_KEYS), time.perf_counter() + seconds
     for place, dim in enumerate(DIMS):
         progress(f"dim {dim}: filling", place * len(STEP_KEYS), total)
@@ -160,16 +160,16 @@ class _Steps:
             table.close()
 
     def points(self, keys: int, seconds: float) -> Iterator[Point]:
-        """A step of so many keys, its forward pass ("lookup") and its backward pass ("update").
+        """Yields a step of `keys` keys, its forward pass ("lookup"), and its backward ("update").
 
-        None if there is no time for it.
+        Yields nothing if there is no time for it.
         """
         grads = torch.full((keys * self._dim,), 0.01)
         start = time.perf_counter()
         self._step(keys, grads)
         once = time.perf_counter() - start
         repeats = min(_REPEATS * 4, int(seconds / once) - _WARM_UPS)
-        if repeats < _FEWEST and keys > STEP_KEYS[0]:  # the smallest is measured in any case
+        if repeats < _FEWEST and keys > STEP_KEYS[0]:  # the smallest is always measured
             return
         for _ in range(_WARM_UPS - 1):
             self._step(keys, grads)
@@ -200,7 +200,7 @@ class _Steps:
         return part
 
     def _step(self, keys: int, grads: Tensor) -> tuple[float, float]:
-        """Milliseconds of the forward pass and of the backward pass."""
+        """Returns the milliseconds of the forward pass and of the backward pass."""
         part = TableKeys.of_one(self._part(keys))
         start = time.perf_counter()
         vectors = self._module.forward(part)
@@ -210,7 +210,7 @@ class _Steps:
 
 
 def _copies() -> Iterator[Point]:
-    """Plain copies in memory: what no table can beat."""
+    """Yields plain copies in memory, a lower bound on the time of every table."""
     for size in (2**20, 2**24, 2**26):
         source, target = torch.ones(size // 4), torch.ones(size // 4)
         times = [_ms(lambda s=source, t=target: t.copy_(s)) for _ in range(_WARM_UPS + _REPEATS)]
@@ -231,7 +231,7 @@ def _ms(work: Callable[[], object]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`hedgerow calibrate` without the program: for machines that have torch and little else."""
+    """Runs `hedgerow calibrate` with argparse, for machines that have little more than torch."""
     parser = argparse.ArgumentParser(prog="python -m hedgerow.calibration.calibrate")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=60.0)

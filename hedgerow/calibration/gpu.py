@@ -1,4 +1,4 @@
-"""Measures what a GPU takes for steps of our modules in every mode, and for copies."""
+"""Measures how long steps of modules take on a GPU in every mode, and copies."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from .rounds import Pace, Round, StepTimer, What, is_doubtful, rounds_of, spread
 from .sweeps import ROTATED, Filled, Size, Sweep
 
 _CALLS = 10  # of what is timed call by call
-_POINTS = 300  # about so many share the time
+_POINTS = 300  # `seconds` is divided by about this number of points
 _MORE_PASSES = 2  # at most, for points whose passes differ
-_LONGEST = 5.0  # calls may take so many times the share of a point
-_MOSTLY_NEAR = 0.5  # ids that repeat are of rows that are used much, which lie in HBM
+_LONGEST = 5.0  # calls may take this multiple of a point's share of the time
+_MOSTLY_NEAR = 0.5  # repeated ids belong to frequent rows, which are mostly in HBM
 _NEEDS_BYTES = {"HBM": 12 * 2**30, "host memory": 9 * 2**30}
 
 
 def card(device: str) -> torch.device:
-    """The device of that name, if it is there and has room."""
+    """Returns the device of a name; raises if it is missing or has too little free memory."""
     where = torch.device(device)
-    if where.type == "cpu":  # kernels are interpreted: to test the tool
+    if where.type == "cpu":  # to test this tool: the kernels are interpreted
         return where
     if not torch.cuda.is_available():
         raise ConfigError(
@@ -59,7 +59,7 @@ def card(device: str) -> torch.device:
 def points_of(
     device: torch.device, seconds: float, progress: Progress, size: Size | None = None
 ) -> Iterator[Point]:
-    """All points, in about so many seconds beside what compiling kernels takes."""
+    """Yields all points, in about `seconds` seconds plus the time to compile kernels."""
     size = size or Size.whole()
     yardstick = Yardstick(size.listens * seconds, seconds / 4)
     total = len(size.sweeps) + 3
@@ -70,7 +70,7 @@ def points_of(
         progress(sweep.name, done, total)
         swept.append(_Swept(sweep, size, device, seconds / _POINTS, yardstick))
         swept[-1].begin()
-        if done > 1:  # only now: others disturb a host for seconds, and seldom twice alike
+        if done > 1:  # after a pause: other programs disturb a host for seconds at a time
             swept[-2].go_on()
         _free(device)
     progress("HYBRID, rows that are hot", total - 2, total)
@@ -86,7 +86,7 @@ def points_of(
 def _try_again(
     swept: Sequence[_Swept], seconds: float, yardstick: Yardstick, tell: Callable[[str], object]
 ) -> None:
-    """Steps that somebody disturbed each time, once more, for about so many seconds at most."""
+    """Measures steps that were disturbed in every pass again, for at most about `seconds`."""
     yardstick.patience_s = seconds / 4
     end = time.perf_counter() + seconds
     for one in swept:
@@ -110,15 +110,15 @@ class _Swept:
 
     @property
     def points(self) -> list[Point]:
-        """What was measured."""
+        """The measured points."""
         return [*self._told.values(), *self._parts]
 
     def begin(self) -> None:
-        """The first pass."""
+        """Measures the first pass."""
         self._go_through(list(self._taken))
 
     def go_on(self) -> None:
-        """The others; then the tables are let go."""
+        """Measures the other passes, then frees the tables."""
         for number in range(1, self._size.passes + _MORE_PASSES):
             due = list(self._taken)
             if number >= self._size.passes:
@@ -132,11 +132,11 @@ class _Swept:
         self._sum_up()
 
     def is_disturbed(self) -> bool:
-        """Whether steps were never measured while the host was quiet."""
+        """Returns whether some step was never measured on a quiet host."""
         return any(not point.seen.quiet for point in self._told.values())
 
     def try_again(self) -> None:
-        """Such steps, with tables that are filled anew."""
+        """Measures the disturbed steps again, on new tables."""
         self._filled = self._fill()
         self._go_through([what for what, point in self._told.items() if not point.seen.quiet])
         self._sum_up()
@@ -151,7 +151,7 @@ class _Swept:
             rounds = rounds_of(self._filled, what, pace, self._yardstick)
             if rounds:
                 self._taken[what].append(rounds)
-            elif not self._taken[what]:  # it takes too long
+            elif not self._taken[what]:  # it takes too long: leave it out
                 del self._taken[what]
 
     def _sum_up(self) -> None:
@@ -162,7 +162,7 @@ class _Swept:
 
 
 def _wanted(filled: Filled) -> list[What]:
-    """All set-ups of a sweep, first those in which hot rows stay where they are."""
+    """Returns all combinations of a sweep, first those in which hot rows stay in place."""
     sweep = filled.sweep
     found = [
         What(keys, far, repeat)
@@ -185,8 +185,9 @@ def _step_point(filled: Filled, what: What, passes: list[list[Round]]) -> Point:
 
 
 def _parts(filled: Filled, keys: int, size: Size, seconds: float) -> Iterator[Point]:
-    """Calls of the store alone in HBM, below the step of the module: where rows are, rows, and the
-    update with its own search.
+    """Yields calls of the store alone, without the module, in HBM.
+
+    "find" looks up places, "lookup" reads rows, and "update" includes its own search.
     """
     store, clock = filled.store, StepTimer(filled.device, events=True)
     grads = filled.grads(filled.batch(keys, 0.0, 1))
@@ -231,7 +232,7 @@ def _point(filled: Filled, kind: str, keys: int, ms: float, far: float, ids: int
 
 
 def _hits(device: torch.device, size: Size) -> Point:
-    """How many keys of a power law a hybrid's fast rows serve, after some hundred steps."""
+    """Measures the share of a power law's keys that a hybrid's fast rows serve after warm-up."""
     work, share = size.stream, 0.1
     batches = Batches(work, device)
     batches.start()
@@ -239,7 +240,7 @@ def _hits(device: torch.device, size: Size) -> Point:
     steps = module_steps(store)
     clock, missed, keys, spent = StepTimer(device, events=False), 0, 0, []
     for place in range(work.warm_up + work.steps):
-        # Each key once, as the model counts them: uses of a hybrid are counted so, too.
+        # Each key once, because the planner's model and a hybrid's usage counts count keys so.
         ids = torch.unique(batches.next().ids)
         batch = TableKeys(ids, (0, len(ids)))
         grads = batches.grads[: len(ids) * work.dim]
@@ -272,7 +273,7 @@ def _hits(device: torch.device, size: Size) -> Point:
 
 
 def _copies(device: torch.device, size: Size) -> Iterator[Point]:
-    """Between pinned memory and the device, and within it: what no row that lies there can beat."""
+    """Yields copies between pinned memory and the device, and in it: lower bounds for rows."""
     clock = StepTimer(device, events=True)
     for count in size.copies:
         here = torch.ones(count // 4, pin_memory=device.type == "cuda")

@@ -1,4 +1,4 @@
-"""What a measurement is taken on: the processor, and how much memory is free."""
+"""The machine that is measured: its processor's name and its free memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cpu_name() -> str:
-    """What the processor calls itself."""
+    """Returns the name of the processor."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -15,7 +15,7 @@ def cpu_name() -> str:
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that can be taken now, within the limit of the container; None where nobody says."""
+    """Returns the available memory, within the container's limit; None if it is unknown."""
     limits = [_meminfo(root / "proc/meminfo"), _cgroup(root / "sys/fs/cgroup")]
     known = [limit for limit in limits if limit is not None]
     return min(known, default=None)

@@ -1,4 +1,4 @@
-"""Training steps through a module over tables that have their rows: what users run."""
+"""Training steps through a module over filled tables, as users run them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ..tables.store import TableKeys
 class ModuleSteps:
     """Steps of `EmbeddingBags` over a store, with one feature per table; single-owner.
 
-    A step makes a new `IdBatch` of one id per bag and runs the forward pass and the backward pass
-    with the update. The gradient of each vector is given, as a loss would give it.
+    A step makes an `IdBatch` of one id per bag and runs the forward pass, and the backward pass
+    with the update. The caller passes the gradients of the vectors.
 
     >>> from hedgerow.tables.config import Segment, TableConfig
     >>> from hedgerow.tables.multi.host_tables import HostTables
@@ -45,19 +45,19 @@ class ModuleSteps:
         self._offsets = torch.zeros(1, dtype=torch.int64, device=store.device)
 
     def batch(self, keys: TableKeys) -> IdBatch:
-        """The ids of one step, as a loader gives them: on a device with their borders known."""
+        """Returns the batch of one step; on a device, with the tables' splits known to the host."""
         if len(self._offsets) != len(keys.ids) + 1:
             self._offsets = torch.arange(len(keys.ids) + 1, device=keys.ids.device)
         cut = None if keys.ids.device == CPU else Cut(keys.splits, True)
         return IdBatch(self.store.names, keys.ids, self._offsets, None, cut)
 
     def forward(self, keys: TableKeys | IdBatch) -> list[Tensor]:
-        """The vectors of every table."""
+        """Returns the vectors of every table."""
         batch = keys if isinstance(keys, IdBatch) else self.batch(keys)
         return list(self._module(batch).values())
 
     def backward(self, vectors: list[Tensor], grads: Tensor) -> None:
-        """The backward pass and the update; `grads` are flat, table after table."""
+        """Runs the backward pass and the update; `grads` is flat, table after table."""
         ends = [0]
         for vector in vectors:
             ends.append(ends[-1] + vector.numel())
@@ -65,7 +65,7 @@ class ModuleSteps:
         torch.autograd.backward(vectors, own)
 
     def step(self, keys: TableKeys | IdBatch, grads: Tensor, square: Tensor | None = None) -> None:
-        """One training step; a `square` is multiplied twice between its two passes."""
+        """Runs a training step; `square` is multiplied twice between forward and backward pass."""
         vectors = self.forward(keys)
         if square is not None:
             torch.mm(torch.mm(square, square), square)
@@ -79,7 +79,7 @@ class ModuleSteps:
         square: Tensor | None = None,
         ahead: bool = False,
     ) -> None:
-        """Steps that follow each other; with `ahead`, `hr.prefetch` gives the batches."""
+        """Runs steps one after the other; with `ahead`, `hr.prefetch` supplies the batches."""
         batches = (self.batch(keys) for keys in steps)
         with prefetch(self._module, batches) if ahead else nullcontext(batches) as given:
             for batch in given:

@@ -20,30 +20,30 @@ from .module_steps import ModuleSteps
 from .quiet import Yardstick
 
 _ZIPF, _RATE = 1.05, 0.01
-_CHUNK = 100_000  # rows of a table that come at once
-_PATIENCE_S = 20.0  # in all, to wait for a quiet host
+_CHUNK = 100_000  # rows per table in one chunk
+_PATIENCE_S = 20.0  # the total time to wait for a quiet host
 
 
 @dataclass(frozen=True, slots=True)
 class PowerLawWork:
-    """The tables, the keys of a step, and how many steps count."""
+    """The tables, the keys of a step, and the numbers of steps."""
 
     tables: int = 10
     rows: int = 4_000_000
     dim: int = 128
     keys: int = 1 << 20
     steps: int = 20  # of a round
-    warm_up: int = 320  # until a hybrid has its rows; the hot set moves for 200
+    warm_up: int = 320  # until a hybrid holds its hot rows, which change for 200 steps
     dense: int = 4096  # side of the squares that a dense part multiplies, between rows and step
 
     @staticmethod
     def quick() -> PowerLawWork:
-        """A check of the tool."""
+        """Returns a small work to test the tool."""
         return PowerLawWork(tables=2, rows=200, dim=4, keys=64, steps=2, warm_up=2, dense=4)
 
 
 class Batches:
-    """Keys of steps: each table's, Zipf over its rows; the same ones for every store."""
+    """Batches of Zipf-distributed keys of every table; every store gets the same batches."""
 
     def __init__(self, work: PowerLawWork, device: torch.device) -> None:
         self.work, self.device = work, device
@@ -58,16 +58,16 @@ class Batches:
         self.yardstick = Yardstick(1.0 if device.type == "cuda" else 0.0, _PATIENCE_S)
 
     def _ids(self, k: int) -> Tensor:
-        """Ids of a table, by rank."""
+        """Returns the ids of a table, the most frequent first."""
         order = torch.randperm(self.work.rows, generator=torch.Generator().manual_seed(k))
         return ((order * 2654435761 + 7 * k + 12345) * 0x9E3779B1).to(self.device)
 
     def start(self) -> None:
-        """From the first batch again."""
+        """Restarts at the first batch."""
         self._random.manual_seed(5)
 
     def next(self, shift: int = 0) -> TableKeys:
-        """The next batch; with a shift, other rows are hot."""
+        """Returns the next batch; a shift makes other rows hot."""
         self.drawn += 1
         per = self.splits[1]
         drawn = torch.rand(
@@ -81,14 +81,14 @@ class Batches:
         return TableKeys(torch.cat(parts), self.splits)
 
     def chances_of_a_step(self) -> Tensor:
-        """That a step uses the key of each rank."""
+        """Returns, by rank, the probability that a step uses the key."""
         first = torch.zeros_like(self._chances[:1])
         weight = torch.diff(self._chances, prepend=first)
         return -torch.expm1(self.splits[1] * torch.log1p(-weight))
 
 
 def in_chunks(tables: Sequence[Tensor]) -> Iterator[TableKeys]:
-    """Ids of tables, as many of each, in parts."""
+    """Yields the ids of tables of equal size in chunks."""
     for start in range(0, len(tables[0]), _CHUNK):
         parts = [ids[start : start + _CHUNK] for ids in tables]
         splits = tuple(len(parts[0]) * k for k in range(len(parts) + 1))
@@ -96,13 +96,13 @@ def in_chunks(tables: Sequence[Tensor]) -> Iterator[TableKeys]:
 
 
 def table_configs(work: PowerLawWork) -> list[TableConfig]:
-    """Of all tables, which start from zeros and learn by SGD."""
+    """Returns the configs of all tables: zero initialization and SGD."""
     segments = (Segment(work.dim, Zeros(), Sgd(lr=_RATE)),)
     return [TableConfig(f"t{k:02d}", segments) for k in range(work.tables)]
 
 
 def fill_table(table: HostTable, ids: Tensor, dim: int) -> None:
-    """Rows of zeros for all ids."""
+    """Adds rows of zeros for all ids."""
     for part in ids.cpu().split(5 * _CHUNK):
         n = len(part)
         found, ts = torch.ones(n, dtype=torch.bool), torch.ones(n, dtype=torch.int64)
@@ -110,7 +110,7 @@ def fill_table(table: HostTable, ids: Tensor, dim: int) -> None:
 
 
 def in_tiers(batches: Batches, mode: str, share: float) -> TierTables:
-    """Tables in two tiers that hold all rows, with a share of them in the fast tier."""
+    """Returns tables in two tiers with all rows; `share` of them fit into the fast tier."""
     work = batches.work
     rows = max(1, int(share * work.rows))
     tiers = Tiers(mode=mode, fast_rows=rows, slots=max(64, int(rows / 0.8)), allow_small=True)
@@ -125,9 +125,9 @@ def in_tiers(batches: Batches, mode: str, share: float) -> TierTables:
 
 
 def _age(store: TierTables, batches: Batches, share: float) -> None:
-    """Brings a cache to what it holds after thousands of steps: the rows that were used last.
+    """Fills caches with the rows that they hold after thousands of steps: the last used ones.
 
-    How long ago a key was last used is random, and known: each step has it with the same chance.
+    The age of a key is drawn from its distribution: every step uses it with the same probability.
     """
     chance, rows = batches.chances_of_a_step(), int(share * batches.work.rows)
     parts = []
@@ -136,18 +136,18 @@ def _age(store: TierTables, batches: Batches, share: float) -> None:
         age = drawn.log() / torch.log1p(-chance.clamp(max=1 - 1e-12))
         parts.append(ids[age.argsort()[:rows].flip(0)])
     for keys in in_chunks(parts):
-        # An update too: it is what marks rows as used, and changed. A lookup alone left rows to be
-        # dropped that were used last, twice as many misses, and none that had to be written back.
+        # With an update, which marks rows as used and dirty. After lookups alone the cache would
+        # evict recently used rows, have twice as many misses, and write none back.
         zeros = torch.zeros(keys.splits[-1] * batches.work.dim, device=batches.device)
         store_steps(store, [keys], zeros)
 
 
 def module_steps(store: Any) -> ModuleSteps:
-    """Steps of a module over one of these stores."""
+    """Returns steps of a module over a store."""
     return ModuleSteps(store, Sgd(lr=_RATE))
 
 
 def store_steps(store: Any, ready: Sequence[TableKeys], grads: Tensor) -> None:
-    """A lookup and an update for each batch, without a module."""
+    """Runs a lookup and an update for each batch, without a module."""
     for keys in ready:
         store.apply_gradients(store.lookup(keys, missing="training"), grads)

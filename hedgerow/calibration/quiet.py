@@ -1,4 +1,4 @@
-"""Measures while nobody else works on the core of the thread that measures."""
+"""Measures while no other program uses the core of the measuring thread."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ _TASKS = Path("/proc/self/task")
 
 
 class Cores:
-    """The processors that the thread which makes this may run on, to be used by it; single-owner.
+    """The cores on which the constructing thread may run; only that thread uses it.
 
-    Where a system cannot tell, or does not let a thread choose, there are none.
+    It is empty if the system cannot report cores or does not let a thread choose one.
     """
 
     def __init__(self) -> None:
         self._all: set[int] = set()
         self._here: int | None = None
-        self._bound: set[int] = set()  # other threads that somebody wants there
+        self._bound: set[int] = set()  # other threads that are bound to the core on purpose
         if hasattr(os, "sched_setaffinity") and _TASKS.is_dir():
             own = os.sched_getaffinity(0)
             try:
                 os.sched_setaffinity(0, own)
-            except OSError:  # a sandbox forbids it
+            except OSError:  # forbidden by a sandbox
                 return
             self._all = own
 
     def __iter__(self) -> Iterator[int]:
-        """One after the other, from the one that was settled on."""
+        """Iterates over the cores, from the current one."""
         return iter(sorted(self._all, key=lambda core: (core < (self._here or 0), core)))
 
     def settle(self, core: int) -> None:
-        """This thread runs there alone."""
+        """Binds this thread to a core."""
         self.leave()
         self._bound = {task for task, where in _others() if where == {core}}
         os.sched_setaffinity(0, {core})
         self._here = core
 
     def free_others(self) -> None:
-        """Threads that were started meanwhile run where their starter does: they let it alone."""
+        """Unbinds threads that this thread has started: they inherit its core."""
         if self._here is None:
             return
         for task, where in _others():
             if where == {self._here} and task not in self._bound:
-                with suppress(OSError):  # it has ended
+                with suppress(OSError):  # the thread has ended
                     os.sched_setaffinity(task, self._all)
 
     def leave(self) -> None:
-        """It runs anywhere again, and so do threads that it has started."""
+        """Unbinds this thread, and the threads that it has started."""
         if self._here is not None:
             self.free_others()
             os.sched_setaffinity(0, self._all)
@@ -61,28 +61,28 @@ class Cores:
 
 
 def _others() -> Iterator[tuple[int, set[int]]]:
-    """All other threads, and where they may run."""
+    """Yields all other threads of the process, with their cores."""
     for name in os.listdir(_TASKS):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             if int(name) != get_native_id():
                 yield int(name), os.sched_getaffinity(int(name))
 
 
 T = TypeVar("T")
-_DISTURBED = 1.25  # times the best: half the speed is usual, so that nothing is near this
-_TRIES = 4  # for each measurement that is wanted
-_PAUSE_S = 0.02  # others stay for tenths of a second, or for seconds
+_DISTURBED = 1.25  # times the best time; a disturbed core usually takes twice as long
+_TRIES = 4  # attempts per wanted measurement
+_PAUSE_S = 0.02  # other programs use a core for tenths of a second, or for seconds
 
 
 class Yardstick:
-    """A small piece of Python that always takes the same time, unless others use the core.
+    """A small piece of Python whose time shows whether other programs use the core.
 
-    On a virtual machine that shares its cores one in two of them has half its speed, each for
-    seconds at a time: a step that is bound by launches takes twice as long there, and so does this.
+    On virtual machines with shared cores, one core in two can run at half its speed for seconds
+    at a time. Steps that are bound by launches then take twice as long, and so does this code.
     """
 
     def __init__(self, seconds: float = 0.0, patience_s: float = 60.0) -> None:
-        """So many seconds it looks how a quiet core looks, so many in all may be lost later."""
+        """Learns the speed of a quiet core for `seconds`; later waits take at most `patience_s`."""
         end = time.perf_counter() + seconds
         self.patience_s = patience_s
         self._cores = Cores()
@@ -95,13 +95,13 @@ class Yardstick:
         self.leave()
 
     def is_quiet(self) -> bool:
-        """Whether this core has its own speed now."""
+        """Returns whether this core has its full speed now."""
         now = min(_once() for _ in range(3))
         self._best = min(self._best, now)
         return now <= _DISTURBED * self._best
 
     def settle(self) -> bool:
-        """Moves this thread to a core that has its own speed; whether there is one."""
+        """Moves this thread to a core with full speed; returns whether there is one."""
         self._cores.free_others()
         if self.is_quiet():
             return True
@@ -113,13 +113,13 @@ class Yardstick:
         return False
 
     def leave(self) -> None:
-        """The thread runs anywhere again."""
+        """Unbinds the thread from its core."""
         self._cores.leave()
 
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[T]):
-    """Measurements, and whether they were taken while it was quiet."""
+    """Measurements, and whether they were taken on a quiet core."""
 
     values: list[T]
     quiet: bool
@@ -128,10 +128,10 @@ class Measured(Generic[T]):
 def measured(
     measure: Callable[[], T], count: int, yardstick: Yardstick, *, tries: int = _TRIES
 ) -> Measured[T]:
-    """So many measurements before and after which the core was quiet; fewer where none is.
+    """Returns up to `count` measurements before and after which the core was quiet.
 
-    Where it is never so, in `tries` times as many or until the patience ends, others are all there
-    is.
+    Stops after `tries` times `count` measurements, or when the patience ends. If no measurement
+    was quiet, returns `count` others.
 
     >>> set(measured(lambda: 1.0, 2, Yardstick()).values)
     {1.0}

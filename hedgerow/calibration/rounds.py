@@ -1,4 +1,4 @@
-"""Rounds of steps of a module, taken at several times, of which the faster half counts."""
+"""Rounds of steps of a module, taken at several times; the faster half of them counts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .sweeps import Filled
 
 _MOST_ROUNDS = 12  # of a pass
 _FEWEST = 2
-_LONGEST = 5.0  # a round may take so many times the share of a pass, or is left out
-_APART = 0.1  # two passes that differ by more were not of the same machine
-_SETTLED = 0.1  # of the keys that are wanted on the host: so many more are still to come
+_LONGEST = 5.0  # a round that takes more than this multiple of a pass's time is left out
+_APART = 0.1  # passes that differ by more than this fraction were disturbed
+_SETTLED = 0.1  # the excess fraction of keys on the host at which the tiers count as settled
 
 
 class StepTimer:
-    """Times work by the device's own events or by the clock on the wall.
+    """Times work by device events or by wall clock.
 
-    Steps are timed by the wall, one after another as in training, host included. Events leave out
-    how long the host takes to notice the end: they are for calls in which it takes no part.
+    Steps are timed by wall clock, one after the other as in training, host included. Events leave
+    out the time until the host notices the end; they are for single calls on the device.
     """
 
     def __init__(self, device: torch.device, events: bool) -> None:
@@ -31,7 +31,7 @@ class StepTimer:
         self._events = events and device.type == "cuda"
 
     def ms(self, work: Callable[[], object]) -> float:
-        """Of this work, from an idle device to an idle device."""
+        """Returns the milliseconds of some work, from an idle device to an idle device."""
         self._wait()
         begun = time.perf_counter()
         if not self._events:
@@ -52,7 +52,7 @@ class StepTimer:
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """Steps of so many distinct keys, a share of them on the host, each so many times."""
+    """A kind of step: its distinct keys, the share of them on the host, and the ids per key."""
 
     keys: int
     far: float
@@ -61,9 +61,9 @@ class What:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Of a step: milliseconds, keys on the host, and rows that came to a hybrid's fast tier.
+    """The means per step: milliseconds, keys on the host, and rows promoted by a hybrid.
 
-    It is `quiet` if nobody disturbed the host before and after it.
+    `quiet` is whether the host was quiet before and after it.
     """
 
     ms: float
@@ -74,7 +74,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How much is measured at a time: warm-ups, steps of a round, steps to settle, seconds."""
+    """How much is measured: warm-ups, steps of a round, steps to settle, seconds."""
 
     warm_ups: int
     steps: int
@@ -83,7 +83,7 @@ class Pace:
 
 
 def rounds_of(filled: Filled, what: What, pace: Pace, yardstick: Yardstick) -> list[Round]:
-    """One pass; nothing if there is no time for it."""
+    """Measures one pass; returns no rounds if there is no time for it."""
     sweep = filled.sweep
     clock = StepTimer(filled.device, events=False)
     grads = filled.grads(filled.batch(what.keys, what.far, what.repeat))
@@ -92,10 +92,10 @@ def rounds_of(filled: Filled, what: What, pace: Pace, yardstick: Yardstick) -> l
     ready = [filled.batch(what.keys, what.far, what.repeat) for _ in range(pace.warm_ups)]
     once = min(clock.ms(lambda b=batch: filled.step(b, grads)) for batch in ready)
     share = 1e3 * pace.seconds
-    # What comes now and then is part of all steps of a round; a host without tiers has no such.
+    # Periodic work is then part of each round; a store on the host has no periodic work.
     count = pace.steps if sweep.mode != "HOST_ONLY" else max(1, pace.steps // 4)
     if count * once > _LONGEST * share:
-        count = max(1, count // 4)  # of many keys: what comes now and then is a small part of it
+        count = max(1, count // 4)  # with many keys, periodic work is a small part of a step
         if count * once > _LONGEST * share and what.keys > sweep.keys[0]:
             return []
 
@@ -111,15 +111,15 @@ def rounds_of(filled: Filled, what: What, pace: Pace, yardstick: Yardstick) -> l
         missed, moved = (b - a for a, b in zip(before, filled.counted(), strict=True))
         return Round(ms, missed / count, moved / count)
 
-    fewest = _FEWEST if count * once <= share else 1  # a long one has its own share of noise
+    fewest = _FEWEST if count * once <= share else 1  # one long round averages its own noise
     rounds = min(_MOST_ROUNDS, max(fewest, int(share / (count * once))))
     found = measured(steps, rounds, yardstick)
     return [replace(one, quiet=found.quiet) for one in found.values]
 
 
 def _settle(filled: Filled, what: What, grads: torch.Tensor, steps: int) -> None:
-    """Steps until hardly more keys are on the host than are wanted: what was used before is."""
-    every = 4  # after so many the hot rows of a hybrid come again
+    """Runs steps until the number of keys on the host is about the wanted one."""
+    every = 4  # steps after which the hot rows of a hybrid are used again
     for _ in range(steps // every):
         before = filled.counted()[0]
         for _ in range(every):
@@ -130,7 +130,7 @@ def _settle(filled: Filled, what: What, grads: torch.Tensor, steps: int) -> None
 
 
 def faster_half(rounds: Sequence[Round]) -> list[Round]:
-    """Those that count: whatever else a machine does makes steps slower, never faster.
+    """Returns the faster half of the rounds: disturbances make steps slower, never faster.
 
     >>> [one.ms for one in faster_half([Round(ms, 0.0, 0.0) for ms in (3.0, 1.0, 9.0)])]
     [1.0, 3.0]
@@ -139,10 +139,7 @@ def faster_half(rounds: Sequence[Round]) -> list[Round]:
 
 
 def summed_up(passes: Sequence[Sequence[Round]]) -> Round:
-    """The mean of the faster half of the quiet rounds, or of all if none was quiet.
-
-    With the keys and rows of those.
-    """
+    """Returns the mean of the faster half of the quiet rounds, or of all if none was quiet."""
     rounds = [one for rounds in passes for one in rounds]
     quiet = [one for one in rounds if one.quiet]
     kept = faster_half(quiet or rounds)
@@ -151,7 +148,7 @@ def summed_up(passes: Sequence[Sequence[Round]]) -> Round:
 
 
 def spread(passes: Sequence[Sequence[Round]]) -> float:
-    """How much longer than the fastest pass the next one took.
+    """Returns by which fraction the second fastest pass is slower than the fastest.
 
     >>> round(spread([[Round(1.0, 0.0, 0.0)], [Round(1.5, 0.0, 0.0)], [Round(1.2, 0.0, 0.0)]]), 3)
     0.2
@@ -161,5 +158,5 @@ def spread(passes: Sequence[Sequence[Round]]) -> float:
 
 
 def is_doubtful(passes: Sequence[Sequence[Round]]) -> bool:
-    """The two fastest passes do not agree, or none was quiet: one more may tell."""
+    """Returns whether one more pass may help: the two fastest differ, or none was quiet."""
     return spread(passes) > _APART or not summed_up(passes).quiet

@@ -1,4 +1,4 @@
-"""Which steps a calibration of a GPU measures, and modules with filled tables to take them."""
+"""The steps that a GPU calibration measures, and modules with filled tables that run them."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from ..tiers.tier_tables import Tiers, TierTables, device_tier_tables
 from .module_steps import ModuleSteps
 from .power_law import PowerLawWork, fill_table
 
-_CHUNK = 1 << 16  # rows of a table that come to a cache at once
-_PARTS = 16  # of a hybrid's fast rows: as many as come at once
-_BACK_STEPS = 20  # in which a hybrid looks for hot rows at least once
-_ALL_BACK = 0.01  # of a part of the hot rows: hardly any is missing
+_CHUNK = 1 << 16  # rows that a cache fetches at once
+_PARTS = 16  # parts in which a hybrid's fast rows are promoted
+_BACK_STEPS = 20  # a hybrid looks for hot rows at least once in this number of steps
+_ALL_BACK = 0.01  # a part is complete if at most this fraction of its rows is missing
 ROTATED = 0.25
-"""Up to this share of misses all hot rows of a cache stay, however long unused."""
-# Steps after which a hot row is used again where there are more misses, and in a hybrid: were hot
-# rows used as seldom as others, it would move rows all the time.
+"""Up to this share of misses all hot rows of a cache stay, even if they are not used for long."""
+# Above it, and in a hybrid, hot rows are used again after this number of steps. If a hybrid's hot
+# rows were used as rarely as others, it would move rows all the time.
 _BUSY_STEPS = 4
-_CROWDED = 1.1  # times the places of a cache: so many rows that are used do not all fit
-_SELDOM_STEPS = 48  # a row that a hybrid uses no more often does not become hot
+_CROWDED = 1.1  # if the used rows are more than this multiple of a cache's places, some never fit
+_SELDOM_STEPS = 48  # a row that is used once in this number of steps does not become hot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """One set of tables, and what is measured on it: all sizes with all shares and repeats."""
+    """One set of tables, and its measurements: all numbers of keys, shares and repeats."""
 
     mode: str
     dim: int
-    keys: tuple[int, ...]  # distinct ones of a step, of all tables
+    keys: tuple[int, ...]  # distinct keys of a step, in all tables
     tables: int = 1
-    factor: float = 1.0  # share of the rows that the fast tier has room for
+    factor: float = 1.0  # share of the rows that fits into the fast tier
     adagrad: bool = False
-    shares: tuple[float, ...] = (0.0,)  # of keys whose rows lie on the host
-    repeats: tuple[int, ...] = (1,)  # ids of each key
-    larger: int = 1  # times the rows that others have
+    shares: tuple[float, ...] = (0.0,)  # shares of keys whose rows are on the host
+    repeats: tuple[int, ...] = (1,)  # ids per key
+    larger: int = 1  # multiple of the usual number of rows
 
     @property
     def tiered(self) -> bool:
@@ -52,31 +52,31 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The sweep's description for people."""
         more = f", {self.tables} tables" if self.tables > 1 else ""
         return f"{self.mode}, dim {self.dim}" + (f" at {self.factor}" * self.tiered) + more
 
     def configs(self) -> dict[str, TableConfig]:
-        """Of its tables, in their order."""
+        """Returns the configs of its tables, in order."""
         segments = (Segment(self.dim, Zeros(), self.optimizer()),)
         names = [f"t{k:02d}" for k in range(self.tables)]
         return {name: TableConfig(name, segments) for name in names}
 
     def optimizer(self) -> Optimizer:
-        """Of all tables."""
+        """Returns the optimizer of all tables."""
         return Adagrad(lr=0.01) if self.adagrad else Sgd(lr=0.01)
 
 
 class Filled:
-    """A module over tables that have all their rows, and batches of chosen keys; single-owner.
+    """A module over tables with all their rows, and batches of chosen keys; single-owner.
 
-    The first `hot` rows of each table are in the fast tier, if there are two, and stay there. All
-    others take turns: a row comes again after all others, so that a cache has lost it by then.
+    With two tiers, the first `hot` rows of each table are in the fast tier and stay there. All
+    others take turns: a row is used again only after all others, when a cache has evicted it.
     """
 
     def __init__(self, sweep: Sweep, rows: int, device: torch.device, tries: int) -> None:
         self.sweep, self.device = sweep, device
-        self.rows, self._tries = rows, tries  # steps for rows of a hybrid to come
+        self.rows, self._tries = rows, tries  # tries: steps for a hybrid to promote rows
         self.fast = max(1, int(sweep.factor * rows)) if sweep.tiered else rows
         self.hot = self.fast // 2 if sweep.mode == "CACHING" else self.fast
         self._ids = [_ids(k, rows).to(device) for k in range(sweep.tables)]
@@ -88,28 +88,28 @@ class Filled:
             self._fill_fast(self.store)
 
     def fits(self, keys: int) -> bool:
-        """Whether steps of so many keys find what they need: hot rows that stay, cold ones."""
+        """Returns whether the tables have enough hot and cold rows for steps of `keys` keys."""
         most = self.fast // 6 if self.sweep.mode == "CACHING" else self.hot // 2
         if self.sweep.mode == "HYBRID":
             most = min(most, (self.rows - self.hot) // 2)
         return self.sweep.tables <= keys <= most * self.sweep.tables
 
     def stays(self, keys: int, far: float) -> bool:
-        """Whether in steps of so many keys that share of them is on the host, and stays there."""
+        """Returns whether a share `far` of a step's keys is on the host, and stays there."""
         each, others = keys / self.sweep.tables, self.rows - self.hot
         if self.sweep.mode == "CACHING" and far > ROTATED:
-            # Few hot rows are used then: all cold ones may find room beside them.
+            # Few hot rows are used then: all cold rows may fit into the cache next to them.
             return others + self._hot_turn(round((1 - far) * each), far) > _CROWDED * self.fast
         return self.sweep.mode != "HYBRID" or _SELDOM_STEPS * far * each <= others
 
     def batch(self, keys: int, far: float, repeat: int) -> TableKeys:
-        """So many distinct keys, that share of them cold; ids that repeat are of hot ones."""
+        """Returns `keys` distinct keys, a share `far` of them cold; hot keys have `repeat` ids."""
         each = keys // self.sweep.tables
         cold = round(far * each) if self.sweep.tiered else 0
         hot, rest = self._hot(each - cold, far), self._cold(cold)
         rows = torch.cat([hot, rest])
         often = hot if len(hot) else rest
-        # As of a power law: few keys have most of the ids.
+        # As in a power law: few keys have most of the ids.
         drawn = torch.rand((repeat - 1) * each, generator=self._random, device=self.device)
         rows = torch.cat([rows, often[(len(often) ** drawn).long() - 1]])
         rows = rows[torch.randperm(len(rows), generator=self._random, device=self.device)]
@@ -117,15 +117,15 @@ class Filled:
         return TableKeys(ids, tuple(len(rows) * k for k in range(self.sweep.tables + 1)))
 
     def step(self, keys: TableKeys, grads: Tensor) -> None:
-        """What training does: a forward pass of the module, and a backward with the update."""
+        """Runs one training step: the module's forward pass, and its backward with the update."""
         self._steps.step(keys, grads)
 
     def grads(self, keys: TableKeys) -> Tensor:
-        """For a batch of this size."""
+        """Returns gradients of the size of a batch."""
         return torch.full((len(keys.ids) * self.sweep.dim,), 1e-3, device=self.device)
 
     def counted(self) -> tuple[int, int]:
-        """Of all steps until now: keys whose rows were on the host, rows that a hybrid promoted."""
+        """Returns totals: keys whose rows were on the host, and rows that a hybrid promoted."""
         if not self.sweep.tiered:
             return 0, 0
         name = {"HYBRID": "slow_hits", "CACHING": "fetches"}[self.sweep.mode]
@@ -134,7 +134,7 @@ class Filled:
         return sum(int(one[name]) for one in stats), moved
 
     def refresh(self) -> None:
-        """Brings hot rows back that have left the fast tier for others."""
+        """Brings hot rows back that were evicted from the fast tier."""
         parts, tries = max(1, _CHUNK // self.sweep.tables), 1
         if self.sweep.mode == "HYBRID":
             parts, tries = -(-self.fast // _PARTS), min(_BACK_STEPS, self._tries)
@@ -161,7 +161,7 @@ class Filled:
         return store
 
     def _in_tiers(self) -> TierTables:
-        # A cache is at most four fifths full, as the planner has it.
+        # A cache is at most 80 % full, as in the planner.
         tiers = Tiers(
             mode=self.sweep.mode,
             fast_rows=self.fast,
@@ -174,7 +174,7 @@ class Filled:
         return TierTables(tables, device=self.device, together=groups)
 
     def _fill_fast(self, store: TierTables) -> None:
-        """Uses rows until they are in the fast tier: a hybrid's in parts, until all of one are."""
+        """Uses rows until they are in the fast tier; a hybrid's part by part."""
         if self.sweep.mode == "CACHING":
             for keys in self._chunks(0, self.fast, max(1, _CHUNK // self.sweep.tables)):
                 self.step(keys, self.grads(keys))
@@ -197,7 +197,7 @@ class Filled:
             splits = tuple(len(parts[0]) * k for k in range(len(parts) + 1))
             yield TableKeys(torch.cat(parts), splits)
 
-    # ---- whose turn it is
+    # ---- order of use
 
     def _hot(self, count: int, far: float) -> Tensor:
         turn = self._hot_turn(count, far)
@@ -206,7 +206,7 @@ class Filled:
         return found
 
     def _hot_turn(self, count: int, far: float) -> int:
-        """How many hot rows take turns in steps that use so many of them."""
+        """Returns the number of hot rows that take turns if a step uses `count` of them."""
         busy = self.sweep.mode == "HYBRID" or far > ROTATED
         return min(self.hot, _BUSY_STEPS * count) if busy else self.hot
 
@@ -217,7 +217,7 @@ class Filled:
 
 
 def _ids(k: int, rows: int) -> Tensor:
-    """Random ids of a table; neighbours of a batch lie apart in memory."""
+    """Returns random ids of a table; consecutive ones of a batch lie far apart in memory."""
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(k))
     return mix64(order + k * rows)
 
@@ -229,39 +229,39 @@ def _fast_rows(store: TierTables) -> int:
 DIMS = (16, 32, 64, 128, 256)
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 _ASKED = {"HYBRID": (0.0, 0.1, 0.25, 0.5, 0.75, 1.0), "CACHING": SHARES[:6]}
-"""Shares that plans ask for: more than half of the keys is not what a cache is chosen for."""
+"""Shares that plans need: a cache is not chosen if it misses more than half of the keys."""
 
 
 def _stream() -> PowerLawWork:
-    """Keys of a power law for a hybrid: a tenth of the tables that `gpu_tiers` has."""
+    """Returns a power-law work for a hybrid, a tenth of the tables of `gpu_tiers`."""
     return PowerLawWork(tables=1, rows=400_000, keys=10_485, steps=64, warm_up=384)
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured: of a whole sweep, or of a check of the tool."""
+    """The amount of measurement: a whole sweep, or a test of the tool."""
 
     sweeps: tuple[Sweep, ...]
-    rows: int = 1 << 22  # of a table in HBM; in host memory half
-    table_bytes: int = 1 << 31  # likewise, of all tables of a sweep
-    hybrid_rows: int = 1 << 19  # in HBM: a hybrid takes many steps to promote more
+    rows: int = 1 << 22  # of a table in HBM; half of it in host memory
+    table_bytes: int = 1 << 31  # of all tables of a sweep in HBM; half of it in host memory
+    hybrid_rows: int = 1 << 19  # in HBM: a hybrid would need many steps to promote more
     cache_rows: int = 1 << 20
     copies: tuple[int, ...] = (1 << 20, 1 << 24, 1 << 28)
     stream: PowerLawWork = field(default_factory=_stream)
     warm_ups: int = 3
-    steps: int = 16  # of a round: a hybrid looks for hot rows every 16th, a cache makes way then
-    tries: int = 64  # steps in which a hybrid's rows may come to its fast tier
-    listens: float = 1 / 15  # share of the time to learn what a quiet host is
+    steps: int = 16  # of a round: every 16 steps a hybrid looks for hot rows and a cache evicts
+    tries: int = 64  # steps in which a hybrid may promote its rows
+    listens: float = 1 / 15  # share of the time to learn the speed of a quiet host
     passes: int = 2  # over all points of a sweep
 
     @staticmethod
     def whole() -> Size:
-        """What a calibration needs."""
+        """Returns the size of a real calibration."""
         return Size((*_in_hbm(), *_on_host(), *_tiers("HYBRID"), *_tiers("CACHING")))
 
     @staticmethod
     def quick() -> Size:
-        """A check of the tool: up to two tables, and few keys."""
+        """Returns a size to test the tool: up to two tables, and few keys."""
         modes = (("HBM_ONLY", 1.0), ("HOST_ONLY", 1.0), ("HYBRID", 0.5), ("CACHING", 0.5))
         sweeps = [
             Sweep(
@@ -287,7 +287,7 @@ class Size:
         )
 
     def rows_of(self, sweep: Sweep) -> int:
-        """Of each table of a sweep."""
+        """Returns the number of rows of each table of a sweep."""
         near = sweep.mode == "HBM_ONLY"
         rows = min(self.rows, self.table_bytes // (4 * sweep.dim)) // (1 if near else 2)
         most = {"HYBRID": self.hybrid_rows, "CACHING": self.cache_rows}.get(sweep.mode)
@@ -303,7 +303,7 @@ def _powers(first: int, last: int, by: int = 1) -> tuple[int, ...]:
 def _in_hbm() -> Iterator[Sweep]:
     for dim in DIMS:
         repeats = (1, 3) if dim in (16, 128) else (1,)
-        keys = (*_powers(12, 18, 2), 2**19, 2**20)  # the fewer are all as long as their launches
+        keys = (*_powers(12, 18, 2), 2**19, 2**20)  # steps of few keys are bound by launches
         yield Sweep(mode="HBM_ONLY", dim=dim, keys=keys, repeats=repeats)
     for dim in (16, 128):
         keys = _powers(12, 20, 2)
@@ -320,12 +320,12 @@ def _on_host() -> Iterator[Sweep]:
 def _tiers(mode: str) -> Iterator[Sweep]:
     keys = (2**12, 2**14, 2**16, 2**17)
     for dim, factor in ((16, 0.5), (128, 0.1), (128, 0.8), (256, 0.5)):
-        # Of most keys with all shares steps take up to 40 ms, and tell nothing else.
+        # With most keys and all shares steps take up to 40 ms and add no information.
         few = dim == 16 and mode == "CACHING"
         shares = SHARES if dim == 16 else _ASKED[mode]
         yield Sweep(mode=mode, dim=dim, keys=keys[: 3 if few else 4], factor=factor, shares=shares)
-    # A hybrid of half its rows, all used alike, moves rows all the time: none is hotter. Caches
-    # that are large for what they miss tell apart what a missed key costs, and what room does.
+    # A hybrid with half its rows used alike would move rows all the time: none is hotter. A large
+    # cache with few misses separates the cost of a missed key from the cost of the cache's size.
     factor, larger = (0.1, 1) if mode == "HYBRID" else (0.5, 4)
     yield Sweep(
         mode=mode,

@@ -1,3 +1,3 @@
-"""The command line: one file a verb."""
+"""The command line: one file per command."""
 
 from __future__ import annotations

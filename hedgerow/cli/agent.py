@@ -1,4 +1,4 @@
-"""`hedgerow agent`: speaks for the server beside it, and tells it who else is there."""
+"""`hedgerow agent`: registers a server in ZooKeeper, and answers queries for other servers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import typer
 
 from ..core.errors import InputError
 
-_Zk = Annotated[str, typer.Option(help="ZooKeeper: HOST:PORT, several with commas.")]
+_Zk = Annotated[str, typer.Option(help="Addresses of ZooKeeper: HOST:PORT, comma-separated.")]
 _Bzid = Annotated[str, typer.Option(help="The tree in ZooKeeper: letters, digits, - and _.")]
-_Server = Annotated[str, typer.Option(help="HOST:PORT of the server, as others reach it.")]
-_Listen = Annotated[str, typer.Option(help="HOST:PORT of the agent; port 0 takes a free one.")]
+_Server = Annotated[str, typer.Option(help="HOST:PORT at which clients reach the server.")]
+_Listen = Annotated[str, typer.Option(help="HOST:PORT of the agent; port 0 selects a free one.")]
 _BaseName = Annotated[
     str | None, typer.Option(help="First generation: the model's name in the tree.")
 ]
 _Type = Annotated[str, typer.Option("--type", help="First generation: ps, entry or dense.")]
-_Task = Annotated[int, typer.Option(help="First generation: which server this is, from 0.")]
+_Task = Annotated[int, typer.Option(help="First generation: the server's number, from 0.")]
 _Replica = Annotated[
     int | None,
-    typer.Option(help="Which replica; if not given, REPLICA_ID, or made of MY_POD_NAME."),
+    typer.Option(help="The replica's number; default: REPLICA_ID, or a hash of MY_POD_NAME."),
 ]
 _Place = Annotated[
-    str | None, typer.Option(help="First generation: IDC:CLUSTER; the tree then has places.")
+    str | None, typer.Option(help="First generation: IDC:CLUSTER, if the tree has data centres.")
 ]
 _Container = Annotated[
     str | None, typer.Option(help="Second generation: CLUSTER:ID of this container.")
@@ -50,11 +50,11 @@ def agent(
     layout: _Layout = None,
     only: _Only = None,
 ) -> None:
-    """Register a server in ZooKeeper, with its state, until SIGTERM.
+    """Register a server and its state in ZooKeeper until SIGTERM.
 
-    Prints the address that it listens on as one line. Entry models find their row servers there:
-    `hedgerow serve --ps-from agent:HOST:PORT`. Give --base-name for the first generation of trees,
-    or --container, --model and --layout for the second.
+    Prints the agent's address as one line. Entry models look up their row servers there:
+    `hedgerow serve --ps-from agent:HOST:PORT`. Pass --base-name for a tree of the first generation,
+    or --container, --model and --layout for one of the second.
     """
     from ..discovery.layouts import LayoutFilter
     from ..discovery.paths import Container, replica_id_of

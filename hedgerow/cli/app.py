@@ -1,4 +1,4 @@
-"""The program `hedgerow`: its verbs, its version, and how errors reach the user."""
+"""The program `hedgerow`: its commands, its version, and its error output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ app = Verbs(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # paragraphs of help flow
+    rich_markup_mode="markdown",  # so that paragraphs of help are reflowed
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(agent.agent)
@@ -94,13 +94,13 @@ def _program(
 
 
 def main() -> None:
-    """Runs the program; an error of ours or of the system is one line on stderr."""
+    """Runs the program; prints an error of Hedgerow or of the system as one line on stderr."""
     try:
         app(prog_name="hedgerow")
     except HedgerowError as error:
         typer.echo(f"hedgerow: {' '.join(str(error).split())}", err=True)
         arguments = (ConfigError, DtypeError, InputError, UnknownNameError)
         sys.exit(_BAD_ARGUMENTS if isinstance(error, arguments) else _JOB_FAILED)
-    except OSError as error:  # a folder that cannot be written to, a full disk
+    except OSError as error:  # for example a folder without write permission, or a full disk
         typer.echo(f"hedgerow: {error}", err=True)
         sys.exit(_JOB_FAILED)

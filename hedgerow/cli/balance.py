@@ -1,4 +1,4 @@
-"""`hedgerow balance`: how evenly keys spread over ranks."""
+"""`hedgerow balance`: measures how evenly keys spread over ranks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def balance(
     ranks: Annotated[int, typer.Option(help="Ranks to spread them over.")],
     column: Annotated[str, typer.Option(help="The column of a Parquet file.")] = "",
     rows: Annotated[
-        int | None, typer.Option(help="Rows of the table: measures `continuous`, too.")
+        int | None, typer.Option(help="Rows of the table; also measures `continuous`.")
     ] = None,
     step_keys: Annotated[
-        int, typer.Option(help="Keys a source sends at once; equal ones travel once.")
+        int, typer.Option(help="Keys that a source sends per step; duplicates are sent once.")
     ] = 32_768,
-    png: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a plot to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a sample of keys spreads over ranks under each routing rule, and which to use.
+    """Show how a sample of keys spreads over ranks under each routing rule, and recommend one.
 
-    Keys are taken in the order of the file. Raw counts every occurrence; de-duplicated counts equal
-    keys of a step once, which is what travels; rows counts every key once.
+    Keys are used in the order of the file. "Raw" counts every occurrence, "de-duplicated" counts
+    each key once per step (the keys that are sent), and "rows" counts each key once.
     """
     from ..routing.balance import balance as measure
     from ..routing.balance import draw_balance

@@ -1,4 +1,4 @@
-"""`hedgerow bench`: the benchmarks of a checkout, which are not part of the installed package."""
+"""`hedgerow bench`: runs the benchmarks of a checkout; the installed package has none."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typer.core import TyperGroup
 from ..core.errors import ConfigError
 
 CHECKOUT = Path(__file__).parents[2]
-"""The folder that holds the package, and in a checkout of the repository its benchmarks."""
+"""The folder that contains the package; in a checkout it also contains the benchmarks."""
 
 
 class _Benchmarks(TyperGroup):
-    """The commands of the folder `benchmarks` beside the package; they load when asked for."""
+    """The commands in the folder `benchmarks` next to the package, imported on first use."""
 
     @property
     def commands(self) -> Any:
-        """By name."""
+        """The commands by name."""
         return _loaded(CHECKOUT)
 
     @commands.setter
     def commands(self, given: Any) -> None:
-        """Nothing: the group has no commands of its own."""
+        """Does nothing: the group has no commands of its own."""
 
 
 @cache
 def _loaded(checkout: Path) -> Mapping[str, Any]:
-    """The commands in a checkout."""
+    """Returns the commands of a checkout."""
     if not all((checkout / name).exists() for name in ("benchmarks/commands.py", "pyproject.toml")):
         raise ConfigError(
             "benchmarks are not part of the installed package; run `hedgerow bench` from a "

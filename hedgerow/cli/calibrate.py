@@ -14,28 +14,28 @@ from .options import AsJson
 
 
 def calibrate(
-    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 60,
+    seconds: Annotated[float, typer.Option(help="Approximate time to measure.")] = 60,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
         "calibration.json"
     ),
-    device: Annotated[str, typer.Option(help="What to measure: cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="The device: cpu, cuda or cuda:N.")] = "cpu",
     points: Annotated[
-        Path | None, typer.Option(help="Fit the points of this file anew, and measure nothing.")
+        Path | None, typer.Option(help="Refit the points of this file; measure nothing.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what steps take on this device, and write a calibration for `hedgerow plan`.
+    """Measure how long steps take on this device, and write a calibration for `hedgerow plan`.
 
-    Steps are those of `EmbeddingBags`: forward, backward and the update. Tables have dim 16 to 256,
-    steps 256 to 1,048,576 keys, as far as time and memory allow. On the CPU they run with as many
-    threads as a job would use; on a GPU in every mode, with shares of the keys on the host: that
-    needs 12 GiB of HBM and 9 GiB of host memory, and compiles kernels first, which adds a minute or
-    two. End other programs: what they take is counted.
+    The steps are those of `EmbeddingBags`: forward, backward and update. Tables have dim 16 to 256,
+    steps have 256 to 1,048,576 keys, as far as time and memory allow. The CPU is measured with as
+    many threads as a job would use. A GPU is measured in every mode, with different shares of the
+    keys on the host. This needs 12 GiB of HBM and 9 GiB of host memory, and one or two minutes more
+    to compile kernels. End other programs first: they distort the times.
     """
     from ..calibration.calibrate import calibration_of, measure, refitted
     from .show import progress_bar
 
-    if not local_path(out).absolute().parent.is_dir():  # told before the measurement, not after
+    if not local_path(out).absolute().parent.is_dir():  # fail before the measurement
         raise FileMissingError(f"there is no folder {out.parent}; make it, or give another --out.")
     if points is not None:
         calibration = refitted(points)

@@ -1,4 +1,4 @@
-"""`hedgerow check`: whether machines can carry a plan."""
+"""`hedgerow check`: checks whether machines can run a plan."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ if TYPE_CHECKING:
 def check(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="From `hedgerow plan --out`.")],
     ranks: Annotated[
-        int | None, typer.Option(help="Ranks of the job; those of the plan if not given.", min=1)
+        int | None, typer.Option(help="Ranks of the job; default: those of the plan.", min=1)
     ] = None,
     local_ranks: LocalRanks = None,
     hbm: Hbm = None,
     host: Host = None,
     tables: Annotated[
         Path | None,
-        typer.Option(help="Tables or a job that must be those of the plan."),
+        typer.Option(help="Check that the plan is for the tables of this file or job."),
     ] = None,
     accept_drift: Annotated[
-        bool, typer.Option("--accept-drift", help="Other row counts, as far as the reserve goes.")
+        bool, typer.Option("--accept-drift", help="Accept other row counts within the reserve.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell whether this machine, or the one described, can carry a plan: exit status 1 if not.
+    """Check whether this machine, or the described ones, can run a plan; exit status 1 if not.
 
-    A plan is carried by as many ranks as it has, on devices and machines with room for what it
-    puts there.
+    A plan needs its number of ranks, and enough memory on each device and machine.
     """
     from ..planner.compare import shortages
     from ..planner.plan import Plan

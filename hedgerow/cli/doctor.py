@@ -1,4 +1,4 @@
-"""`hedgerow doctor`: what is installed, what is missing, and how to get it."""
+"""`hedgerow doctor`: reports what is installed, what is missing, and how to install it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import typer
 from ..core.units import format_bytes
 from .options import AsJson
 
-_FILES = 4096  # what 64 servers and their clients keep open
+_FILES = 4096  # enough for 64 servers and their clients
 _MEMORY_BYTES = 2 * 1024**3
 _INDEX_TIMEOUT_S = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One part: "ok", "absent", "low" or "broken", and what to do about it."""
+    """The status of a part ("ok", "absent", "low" or "broken"), and how to fix it."""
 
     part: str
     status: str
@@ -36,22 +36,22 @@ class Finding:
 
     @property
     def stops(self) -> bool:
-        """Whether nothing works like this."""
+        """Whether Hedgerow cannot work because of this finding."""
         return self.required and self.status != "ok"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How to look at a part. What it needs and does not find is an ImportError."""
+    """How to check a part; a missing library raises ImportError."""
 
     part: str
     look: Callable[[], Finding]
     fix: str
-    without: str = ""  # what does not work without it; empty where nothing does
+    without: str = ""  # what does not work without the part; empty if nothing works
 
 
 def findings(*, online: bool = False) -> list[Finding]:
-    """Everything there is to tell."""
+    """Returns the findings of all checks."""
     checks = [*CHECKS, *([_INDEX] if online else [])]
     return [_looked(check) for check in checks]
 
@@ -64,7 +64,7 @@ def _looked(check: Check) -> Finding:
         missing = f"no module {error.name}"
         detail = f"{missing}: {check.without}" if check.without else missing
         return Finding(check.part, "absent", detail, check.fix, required)
-    except Exception as error:  # a library that is there and does not load, for any reason
+    except Exception as error:  # an installed library may fail to load for any reason
         why = " ".join(str(error).split())
         return Finding(check.part, "broken", f"{type(error).__name__}: {why}", check.fix, required)
 
@@ -110,7 +110,7 @@ def _matplotlib() -> Finding:
 
 
 def _tensorboard() -> Finding:
-    if find_spec("tensorboard") is None:  # importing it takes seconds
+    if find_spec("tensorboard") is None:  # an import would take seconds
         raise ModuleNotFoundError(name="tensorboard")
     return Finding("tensorboard", "ok")
 
@@ -157,7 +157,7 @@ def _memory() -> Finding:
     text = Path("/proc/meminfo").read_text()
     found = re.search(r"MemAvailable:\s+(\d+) kB", text)
     if found is None:
-        return Finding("free memory", "absent", "the system does not tell")
+        return Finding("free memory", "absent", "not reported by the system")
     free_bytes = int(found[1]) * 1024
     if free_bytes >= _MEMORY_BYTES:
         return Finding("free memory", "ok", format_bytes(free_bytes))
@@ -212,13 +212,13 @@ _INDEX = Check("package index", _index, "pip install pip", "no example data")
 
 def doctor(
     online: Annotated[
-        bool, typer.Option("--online", help="Ask whether a package index can be reached.")
+        bool, typer.Option("--online", help="Also check whether a package index can be reached.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look at libraries and system; say what is missing and how to get it.
+    """Check libraries and system; report what is missing and how to install it.
 
-    The exit status is 1 if something required is missing or broken; what is optional may be absent.
+    The exit status is 1 if something required is missing or broken. Optional parts may be absent.
     """
 
     found = findings(online=online)

@@ -1,4 +1,4 @@
-"""`hedgerow explain`: a plan in words, or why one of its tables lives where it does."""
+"""`hedgerow explain`: prints a plan, or why a table of it has its placement."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .options import AsJson
 def explain(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="From `hedgerow plan --out`.")],
     table: Annotated[
-        str | None, typer.Argument(help="A table of the plan; all of them if not given.")
+        str | None, typer.Argument(help="A table of the plan; default: the whole plan.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a plan, or all options of one table with the reason why each lost."""
+    """Show a plan, or all options of one table and the reasons against them."""
     from ..planner.explain import reasons
     from ..planner.plan import Plan
 

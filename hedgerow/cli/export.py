@@ -1,4 +1,4 @@
-"""`hedgerow export`: the model of a run, as a folder that servers load."""
+"""`hedgerow export`: exports the model of a run as a bundle for servers."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
     from ..train.job import Job
     from ..train.run_folder import LoadedRun
 
-_SAMPLES = 2  # of the example: its values do not matter
+_SAMPLES = 2  # samples of the example, whose values do not matter
 
 
-_Out = Annotated[Path | None, typer.Option(help="The folder of bundles; RUN/bundles if not given.")]
+_Out = Annotated[Path | None, typer.Option(help="The folder of bundles; default: RUN/bundles.")]
 _Name = Annotated[
     str | None,
-    typer.Option(help="The model's name for clients; that of the run's folder if not given."),
+    typer.Option(help="The model's name for clients; default: the name of the run's folder."),
 ]
 _Version = Annotated[
     int | None,
-    typer.Option(help="Its number; the time in seconds if not given, above all there.", min=0),
+    typer.Option(help="The version; default: the time in seconds, or the newest plus 1.", min=0),
 ]
-_Rows = Annotated[str, typer.Option(help="Rows of a server: fp32, fp16 or int8.")]
+_Rows = Annotated[str, typer.Option(help="The form of rows on a server: fp32, fp16 or int8.")]
 _Servers = Annotated[
-    int, typer.Option(help="Share the rows among so many servers, ps_0 and on.", min=0)
+    int, typer.Option(help="Divide the rows among this number of servers, ps_0 and on.", min=0)
 ]
 _Sigmoid = Annotated[
     bool,
-    typer.Option("--sigmoid", help="Answer probabilities, as `hedgerow predict`; else logits."),
+    typer.Option("--sigmoid", help="Serve probabilities, as `hedgerow predict`, not logits."),
 ]
 _Best = Annotated[
-    bool, typer.Option("--best", help="The checkpoint of the lowest test loss, not the newest.")
+    bool, typer.Option("--best", help="Use the checkpoint of the lowest test loss, not the newest.")
 ]
 _Sign = Annotated[
     Path | None,
-    typer.Option(help="File of a key that signs the bundle (`hedgerow keys bundle FILE`)."),
+    typer.Option(help="File of a key to sign the bundle (`hedgerow keys bundle FILE`)."),
 ]
 
 
@@ -62,7 +62,7 @@ def export(
 ) -> None:
     """Export the model of a run as a bundle, which `hedgerow serve` serves.
 
-    It is written to OUT/NAME/VERSION. Clients may send the strings that the data has as ids: the
+    The bundle is written to OUT/NAME/VERSION. Clients may send ids as strings, as in the data: the
     server hashes them as training did.
     """
     from ..serving.export import export as write
@@ -72,7 +72,7 @@ def export(
     base, called = out or run / "bundles", name or _name_of(run)
     if version is not None and (base / called / str(version)).exists():
         raise InputError(
-            f"version {version} of {called} is there already, in {base}; give another --version."
+            f"version {version} of {called} is there already in {base}; give another --version."
         )
     loaded = load_run(run, best=best, trusted=trusted)
     job = loaded.job
@@ -96,7 +96,7 @@ def export(
 
 
 def _example(job: Job) -> tuple[Any, Any]:
-    """What the model is called with: one id a sample, and numbers where the data has some."""
+    """Returns arguments for the model: one id per sample, and numbers if the data has any."""
     import torch
 
     from ..core.id_batch import IdBatch
@@ -106,7 +106,7 @@ def _example(job: Job) -> tuple[Any, Any]:
 
 
 def _name_of(run: Path) -> str:
-    """The name of a run's folder, as a model may be called."""
+    """Returns the name of a run's folder, with only characters that a model's name may have."""
     found = re.sub(r"[^A-Za-z0-9_.-]", "_", run.resolve().name).lstrip(".-")
     return found or "model"
 

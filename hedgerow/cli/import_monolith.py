@@ -1,4 +1,4 @@
-"""`hedgerow import-monolith`: Monolith's table files, checked or made a checkpoint."""
+"""`hedgerow import-monolith`: checks Monolith's table files, or converts them to a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from ..monolith.files.importer import LoadedCheckpoint
     from ..routing.router import Router
 
-_RULE = "hash_roundrobin"  # as `save_tables` has it
+_RULE = "hash_roundrobin"  # the default of `save_tables`
 
 
 def import_monolith(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="SRC", help="Base name of the files (without -00000-of-00001), or their folder."
+            metavar="SRC", help="The files' base name (without -00000-of-00001), or their folder."
         ),
     ],
     show_list: Annotated[
@@ -29,12 +29,12 @@ def import_monolith(
     ] = False,
     config: Annotated[
         Path | None,
-        typer.Option(help="JSON list of table configurations that the rows must fit."),
+        typer.Option(help="JSON list of table configs into which to read the rows."),
     ] = None,
     reset_states: Annotated[
         bool,
         typer.Option(
-            "--reset-states", help="Rows of another optimizer keep their values, not their states."
+            "--reset-states", help="Reset optimizer states that are of another optimizer."
         ),
     ] = False,
     out: Annotated[
@@ -43,15 +43,15 @@ def import_monolith(
     ] = None,
     shards: Annotated[int, typer.Option(help="Shards of the checkpoint.")] = 1,
     dist_type: Annotated[
-        str, typer.Option(help="Its rule, roundrobin or hash_roundrobin.")
+        str, typer.Option(help="Routing rule of the checkpoint: roundrobin or hash_roundrobin.")
     ] = _RULE,
     overwrite: Overwrite = False,
 ) -> None:
-    """Check and list table files of Monolith, or bring them into configured tables.
+    """Check and list table files of Monolith, or read them into configured tables.
 
-    Every checksum, row and count is checked; the first damage ends the program with status 1 and
-    the name of the file. `--config` reads all rows into tables in memory, so it needs room for
-    them; `--out` then saves those tables that the files had, rows, states and times.
+    Every checksum, row and count is checked. The first damage ends the program with status 1 and
+    the name of the file. `--config` reads all rows into tables in memory. `--out` then saves the
+    tables that are in the files, with rows, states and times.
     """
     from ..routing.router import Router
 
@@ -74,7 +74,7 @@ def import_monolith(
 
 
 def _check_target(out: Path, overwrite: bool) -> None:
-    """Refuses before the long work what the save would refuse after it."""
+    """Raises the errors of the save before the long work."""
     from ..tables.checkpoint.save import complete_there
 
     complete_there(out, overwrite)
@@ -127,7 +127,7 @@ def _save(loaded: LoadedCheckpoint, out: Path, router: Router, overwrite: bool) 
     from ..tables.checkpoint.workers import CheckpointProgress
     from .show import progress_bar
 
-    # A table that the files do not have is left out: a load then leaves it as it is.
+    # Tables that are not in the files are left out: a load then leaves them unchanged.
     tables = [loaded.tables[name] for name in loaded.imported.tables]
     if not tables:
         raise InputError(f"the files have none of the configured tables; {out} was not written.")

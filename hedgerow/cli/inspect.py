@@ -1,4 +1,4 @@
-"""`hedgerow inspect`: what a checkpoint holds."""
+"""`hedgerow inspect`: shows the contents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
     table: Annotated[str, typer.Option(help="Only this table.")] = "",
     key: Annotated[
-        int | None, typer.Option(help="Show the row of this id; with --table if there are several.")
+        int | None,
+        typer.Option(help="Show the row of this id; with several tables, needs --table."),
     ] = None,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Read all rows: mean length, times, zero rows.")
+        bool, typer.Option("--stats", help="Read all rows: mean norm, times, zero rows.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Prove the checksum of every file.")
+        bool, typer.Option("--verify", help="Verify the checksum of every file.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a checkpoint holds, increments included.
+    """Show the contents of a checkpoint, including its increments.
 
-    Without options only manifests are read. The exit status is 1 if anything is damaged.
+    Without options only manifests are read. The exit status is 1 if something is damaged.
     """
     from ..core.checks import unknown
     from ..tables.checkpoint.chain import Chain
@@ -163,9 +164,9 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _metadata(given: dict[str, Any]) -> Iterator[str]:
-    """What the user has saved beside the rows, and what `hr.save` has, in lines one can read."""
+    """Yields readable lines about the user's metadata and about what `hr.save` saves with rows."""
     own, more = given, []
-    if "updates" in given:  # of a model: what is needed to load it stands beside the user's
+    if "updates" in given:  # a model's checkpoint: the user's metadata is in "user"
         own = given.get("user", {})
         extras = given.get("extras")
         more = ["dense weights", *(extras if isinstance(extras, dict) else ())]
@@ -214,7 +215,7 @@ def _grouped(count: int) -> str:
 
 
 def _time(ts: int | None) -> str:
-    """Seconds since 1970 as a date; small ones are a user's own counting."""
+    """Returns seconds since 1970 as a date; a small number, a user's own counter, stays."""
     if ts is None:
         return "-"
     if not 10**8 <= ts < 2**35:

@@ -1,4 +1,4 @@
-"""Reads keys from a Parquet, NumPy or text file, all at once or part by part."""
+"""Reads keys from a Parquet, NumPy or text file, at once or in parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = ".parquet, .npy, .txt"
 
 
 def read_keys(path: Path, column: str = "") -> Tensor:
-    """All keys of a file in its order, as int64. `column` is for Parquet; lists are flattened."""
+    """Returns all keys of a file in order. `column` is for Parquet files; lists are flattened."""
     import torch
 
     if not path.is_file():
@@ -38,7 +38,7 @@ def read_keys(path: Path, column: str = "") -> Tensor:
 
 
 def as_keys(path: Path, found: np.ndarray) -> np.ndarray:
-    """Whole numbers of any width as int64; unsigned ones keep their bits."""
+    """Returns integers of any width as int64; uint64 values keep their bits."""
     if found.dtype.kind not in "iu":
         raise InputError(f"{path} holds {found.dtype}; keys are whole numbers.")
     keys = np.ascontiguousarray(found.reshape(-1))
@@ -50,7 +50,7 @@ def _from_numpy(path: Path) -> np.ndarray:
         found = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise FileDamagedError(f"{path} is no file of one NumPy array: {error}.") from error
-    if not isinstance(found, np.ndarray):  # an archive of several
+    if not isinstance(found, np.ndarray):  # an archive of several arrays
         found.close()
         raise FileDamagedError(f"{path} is no file of one NumPy array, but an archive.")
     return found
@@ -85,7 +85,7 @@ def _from_parquet(path: Path, column: str) -> np.ndarray:
 
 
 def parquet_column(path: Path, schema: Any, column: str) -> str:
-    """The column that keys are read from: the named one, or the only one."""
+    """Returns the name of the column with the keys: the given one, or the only one."""
     name = column or _only(path, schema)
     if name not in schema.names:
         raise InputError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}.")
@@ -93,7 +93,7 @@ def parquet_column(path: Path, schema: Any, column: str) -> str:
 
 
 def parquet_keys(path: Path, name: str, values: Any) -> np.ndarray:
-    """The whole numbers of an Arrow array, lists flattened, without those that are absent."""
+    """Returns the integers of an Arrow array, with lists flattened and nulls dropped."""
     import pyarrow as pa
 
     while pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
@@ -109,11 +109,11 @@ def _only(path: Path, schema: Any) -> str:
     return schema.names[0]
 
 
-_ROWS = 65_536  # of a Parquet file at a time
+_ROWS = 65_536  # rows of a Parquet file per part
 
 
 def stream_keys(path: Path, column: str = "") -> Iterator[np.ndarray]:
-    """The keys of a file in its order, in parts: the batches of a Parquet file, all of another."""
+    """Yields the keys of a file in order: in batches for a Parquet file, at once for others."""
     if path.suffix == ".parquet" and path.is_file():
         yield from _batches(path, column)
     else:
@@ -130,5 +130,5 @@ def _batches(path: Path, column: str) -> Iterator[np.ndarray]:
             batches: Any = file.iter_batches(batch_size=_ROWS, columns=[name])
             for batch in batches:
                 yield as_keys(path, parquet_keys(path, name, batch.column(0)))
-    except (pa.ArrowInvalid, OSError) as error:  # cut off or changed, also in a later part
+    except (pa.ArrowInvalid, OSError) as error:  # truncated or changed, maybe in a later part
         raise FileDamagedError(f"{path} is no Parquet file: {error}.") from error

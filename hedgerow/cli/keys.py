@@ -1,4 +1,4 @@
-"""`hedgerow keys`: keys for parameter servers and their clients."""
+"""`hedgerow keys`: makes keys for parameter servers and their clients, and for bundles."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def _keys() -> None:
 
 @app.command()
 def bundle(
-    file: Annotated[Path, typer.Argument(help="The file to write; one that is there stays.")],
+    file: Annotated[Path, typer.Argument(help="The file to write; must not exist.")],
 ) -> None:
     """Make a key that signs bundles: `hedgerow export --sign FILE`, `hedgerow serve --trust FILE`.
 
-    Whoever holds it can sign and check. Only its owner can read the file.
+    The same key signs bundles and verifies them. Only the file's owner can read it.
     """
     from ..serving.bundle_files import new_key
 
@@ -35,12 +35,12 @@ def bundle(
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="Where the keys go; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="The folder for the keys; created if missing.")],
 ) -> None:
-    """Make a pair of keys for all servers and one for all clients.
+    """Make a pair of keys for all servers, and one for all clients.
 
-    Servers need server.key and client.pub, clients need client.key, client.pub and server.pub.
-    Secret keys are readable by their owner only; keys that are there are never replaced.
+    Servers need server.key and client.pub. Clients need client.key, client.pub and server.pub.
+    Secret keys are readable only by their owner. Existing keys are never replaced.
     """
     from ..ps.curve import new_keys
 

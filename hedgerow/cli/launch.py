@@ -1,4 +1,4 @@
-"""`hedgerow launch`: a script in several processes, with parameter servers or without."""
+"""`hedgerow launch`: runs a script in several processes, with or without parameter servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..launch.job_watch import JobSpec, run_job
 from ..launch.local_job import LocalProcesses
 from ..launch.ray_job import RayProcesses
 
-# What follows the script belongs to the script, whatever it looks like.
+# All words after the script are its arguments, even if they look like options.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 _SERVER_ENTRY = "hedgerow.ps.server:serve_shard"
 _SERVER_COMMAND = (sys.executable, "-m", "hedgerow", "ps")
@@ -22,39 +22,39 @@ _Servers = Annotated[
     int | None, typer.Option(help="Parameter servers to start, for `hr.distribute(model)`.")
 ]
 _Workers = Annotated[
-    int | None, typer.Option(help="With --servers: processes that run the script. [default: 1]")
+    int | None, typer.Option(help="With --servers: number of worker processes. [default: 1]")
 ]
 _Ray = Annotated[
     bool,
-    typer.Option("--ray", help="With --servers: on Ray, at RAY_ADDRESS or a local cluster."),
+    typer.Option("--ray", help="With --servers: run on Ray, at RAY_ADDRESS or a local cluster."),
 ]
 _Checkpoint = Annotated[
-    Path | None, typer.Option(help="With --servers: folder where servers keep rows and their log.")
+    Path | None, typer.Option(help="With --servers: folder for the servers' rows and logs.")
 ]
 _Keys = Annotated[
     Path | None,
-    typer.Option(help="With --servers: folder of keys, at the same place on all machines."),
+    typer.Option(help="With --servers: folder of keys, at the same path on all machines."),
 ]
 _Insecure = Annotated[
-    bool, typer.Option("--insecure", help="With --ray: servers of a cluster without keys.")
+    bool, typer.Option("--insecure", help="With --ray: run servers of a cluster without keys.")
 ]
 
 
 def launch(
     context: typer.Context,
     script: Annotated[
-        str, typer.Argument(help="The script to run; with -m, a module.", show_default=False)
+        str, typer.Argument(help="The script to run, or with -m a module.", show_default=False)
     ],
     nproc: Annotated[
         int | None,
-        typer.Option(help="Processes to start. Else the config file, HEDGEROW_NPROC, or 1."),
+        typer.Option(help="Number of processes; default: the config file, HEDGEROW_NPROC, or 1."),
     ] = None,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in `python -m`.")
     ] = False,
     config: Annotated[
         Path | None,
-        typer.Option(help="A TOML file with nproc, backend and timeout_s in its table [launch]."),
+        typer.Option(help="TOML file with nproc, backend and timeout_s in its table [launch]."),
     ] = None,
     servers: _Servers = None,
     workers: _Workers = None,
@@ -63,13 +63,15 @@ def launch(
     keys: _Keys = None,
     insecure: _Insecure = False,
 ) -> None:
-    """Run SCRIPT and its arguments in several processes.
+    """Run SCRIPT with its arguments in several processes.
 
-    Without --servers: on this machine, with torchrun. With them: parameter servers, and workers
-    whose `hr.distribute(model)` finds them; plain processes of this machine, or actors of Ray.
+    Without --servers, torchrun starts them on this machine. With --servers, the command starts
+    parameter servers, and workers in which `hr.distribute(model)` uses these servers. They are
+    processes of this machine, or actors of Ray.
 
-    If one process fails, the others are ended, and the exit status is not 0. Several machines:
-    docs/guides/launch.md, docs/guides/parameter-servers.md. Ctrl-C is passed on to the processes.
+    If one process fails, the others are stopped, and the exit status is not 0. For several machines
+    see docs/guides/launch.md and docs/guides/parameter-servers.md. Ctrl-C is passed on to the
+    processes.
 
     Try: `hedgerow launch --nproc 2 -m hedgerow train job.toml`
     """
@@ -80,7 +82,7 @@ def launch(
         _only_with_servers(workers=workers, ray=ray, checkpoint=checkpoint, keys=keys)
         raise typer.Exit(_ranks(nproc, config, target, module=module))
     if nproc is not None or config is not None:
-        raise ConfigError("--nproc and --config go without --servers; say --workers N.")
+        raise ConfigError("--nproc and --config cannot be used with --servers; use --workers N.")
     plan = JobSpec(
         servers=servers,
         workers=1 if workers is None else workers,
@@ -107,4 +109,4 @@ def _ranks(nproc: int | None, config: Path | None, target: tuple[str, ...], *, m
 def _only_with_servers(**given: object) -> None:
     found = [f"--{name}" for name, value in given.items() if value]
     if found:
-        raise ConfigError(f"{', '.join(found)} without --servers; say how many with --servers N.")
+        raise ConfigError(f"{', '.join(found)} without --servers; add --servers N.")

@@ -1,4 +1,4 @@
-"""The progress of a training job on a terminal: one changing line, or plain lines elsewhere."""
+"""The progress of a training job: one changing line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def event_line(event: Event, before: Event | None = None, left: str = "") -> str:
-    """The line; rates are taken since the event `before`, `left` says how far the job is.
+    """Returns an event's line, with rates since `before`; `left` has the progress and time left.
 
     >>> first = {"kind": "train", "step": 11000, "samples": 0, "seconds": 8, "rows": 41_190_700}
     >>> event_line({"kind": "train", "step": 12000, "samples": 546_000, "seconds": 11.0,
@@ -42,20 +42,20 @@ def event_line(event: Event, before: Event | None = None, left: str = "") -> str
 
 
 def short_count(number: float) -> str:
-    """A count with three digits at most and its unit.
+    """Returns a count with at most three digits and its unit.
 
     >>> short_count(950), short_count(3100), short_count(182_400), short_count(41_200_117)
     ('950', '3.1 k', '182 k', '41.2 M')
     """
     for size, unit in _UNITS:
-        if abs(number) >= size * 0.9995:  # what rounds to 1 000 is 1.0 of the next unit
+        if abs(number) >= size * 0.9995:  # so that 999 999 becomes 1.0 M, not 1000 k
             scaled = number / size
             return f"{scaled:.{0 if abs(scaled) >= 99.95 else 1}f} {unit}"
     return f"{number:.0f}"
 
 
 def short_time(seconds_s: float) -> str:
-    """A duration in its two largest units.
+    """Returns a duration in its two largest units.
 
     >>> short_time(7.6), short_time(125), short_time(7300), short_time(200_000)
     ('8 s', '2 min 05 s', '2 h 01 min', '2 d 07 h')
@@ -71,7 +71,7 @@ def short_time(seconds_s: float) -> str:
 
 
 def rate(name: str, event: Event, before: Event | None) -> float | None:
-    """How fast a count grew since the event before; None where that cannot be said."""
+    """Returns the growth of a count per second since `before`; None if it is unknown."""
     if before is None or not all(key in e for key in (name, "seconds") for e in (event, before)):
         return None
     passed_s = float(event["seconds"]) - float(before["seconds"])
@@ -96,22 +96,22 @@ def _rest(event: Event) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Without line ends and other characters that a terminal would obey."""
+    """Returns text without line ends and control characters, which a terminal would interpret."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-_TICK_S = 0.25  # between two drawings of the line
-_RECENT_S = 10.0  # what the speed of the line is measured over
-_BAR_WIDTH, _LEAST_WIDTH = 20, 90  # a bar where the terminal has room for it and the figures
+_TICK_S = 0.25  # between two updates of the line
+_RECENT_S = 10.0  # the window in which the line's speed is measured
+_BAR_WIDTH, _LEAST_WIDTH = 20, 90  # the bar is shown on terminals of at least _LEAST_WIDTH
 
 
 class Console:
-    """A sink that shows events on stderr, or on the `terminal` given. Owns a lock and a thread.
+    """A sink that shows events on stderr, or on `terminal`. Owns a lock and a thread.
 
-    On a terminal training shows as one line that changes, and everything else as lines above it;
-    elsewhere each event is a line. From `begin` on, the line is drawn anew four times a second,
-    whether the job has taken a step or not. With `total_steps` it says how much is done and how
-    long the rest will take. A reader that goes away ends the show, never the job.
+    On a terminal, training is one changing line, with all other lines above it. Elsewhere each
+    event is a line. After `begin` the line is redrawn four times a second, even without a new
+    step. With `total_steps` it has the progress and the time left. A closed output ends the
+    display, but not the job.
 
     >>> import io
     >>> out = io.StringIO()
@@ -126,11 +126,11 @@ class Console:
 
     def __init__(self, total_steps: int | None = None, *, terminal: Terminal | None = None) -> None:
         self._terminal = terminal or Terminal(stderr=True)
-        self._terminal.on_broken_pipe = _raise_broken_pipe  # rich would end the process
+        self._terminal.on_broken_pipe = _raise_broken_pipe  # rich's default ends the process
         self.total_steps = total_steps
-        self._first: Event | None = None  # of training: what the time left is judged from
+        self._first: Event | None = None  # the first training event, for the time left
         self._before: Event | None = None
-        self._trained: Event = {}  # the last of training
+        self._trained: Event = {}  # the last training event
         self._live: Live | None = None
         self._gone = False
         self._changes = self._terminal.is_terminal and not self._terminal.is_dumb_terminal
@@ -142,7 +142,7 @@ class Console:
         self._recent: deque[Event] = deque()
 
     def begin(self, phase: str) -> None:
-        """Shows what is done before the first step; from now on the line changes by itself."""
+        """Shows the current phase before the first step; from now on the line is redrawn."""
         self._phase = phase
         if self._changes and self._ticker is None:
             self._draw()
@@ -150,30 +150,30 @@ class Console:
             self._ticker.start()
 
     def say(self, line: str) -> None:
-        """Shows a line above the one that changes."""
+        """Shows a line above the changing line."""
         with self._lock:
             self._try_to_show(line, passing=False)
 
     def on_start(self, model: object, optimizer: object, step: int) -> None:
-        """Nothing: `begin` has drawn the line."""
+        """Does nothing: `begin` has drawn the line."""
 
     def after_step(self, step: int, samples: int) -> None:
-        """How far the job is; cheap enough for every step."""
+        """Records the job's progress; cheap enough for every step."""
         self._at = (step, samples)
 
     def write(self, event: Event) -> None:
-        """Shows one event."""
+        """Shows an event."""
         with self._lock:
             line = event_line(event, self._before, self._left(event, self._first))
             self._before = _latest(event, self._before)
             if event["kind"] == "train":
                 self._first, self._trained = self._first or event, event
-            if event["kind"] == "end":  # nothing changes after it
+            if event["kind"] == "end":  # no updates after it
                 self._stop()
             self._try_to_show(line, passing=event["kind"] == "train")
 
     def close(self) -> None:
-        """Gives the terminal back; the line that changes goes, for it says what is no longer so."""
+        """Releases the terminal and removes the changing line, which would be outdated."""
         with self._lock:
             self._stop()
 
@@ -198,7 +198,7 @@ class Console:
                 self._try_to_show(self._now(), passing=True)
 
     def _now(self) -> str:
-        """The line of this moment."""
+        """Returns the current text of the line."""
         now_s = time.monotonic()
         if self._at is None:
             return f"{self._phase}  {short_time(now_s - self._began_s)}"
@@ -218,7 +218,7 @@ class Console:
             return
         try:
             self._show(line, passing=passing)
-        except OSError:  # a closed pipe, a terminal that hung up
+        except OSError:  # a closed pipe or terminal
             self._give_up()
 
     def _left(self, event: Event, since: Event | None) -> str:
@@ -237,11 +237,11 @@ class Console:
         elif passing:
             self._change(line)
         else:
-            # Through the live display's own console, which puts it above the line that changes.
+            # By the live display's console, which puts it above the changing line.
             self._terminal.print(_text(line), soft_wrap=True)
 
     def _print(self, line: str) -> None:
-        """A plain line; not by rich, which would break it at the width it guesses."""
+        """Writes a plain line, without rich, which would wrap it at a guessed width."""
         file = self._terminal.file
         encoding = getattr(file, "encoding", None) or "utf-8"
         file.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
@@ -249,7 +249,7 @@ class Console:
 
     def _change(self, line: str) -> None:
         if self._live is None:
-            # What others print goes above the line, but stays out of it where it goes to a file.
+            # Redirects other output above the line, but not output that goes to a file.
             live = Live(
                 console=self._terminal,
                 auto_refresh=False,
@@ -257,7 +257,7 @@ class Console:
                 redirect_stderr=sys.stderr.isatty(),
             )
             live.start()
-            self._live = live  # one that could not start cannot be stopped either
+            self._live = live  # only after the start: stop() needs a started display
         self._live.update(_text(self._bar() + line), refresh=True)
 
     def _bar(self) -> str:
@@ -268,7 +268,7 @@ class Console:
         return f"{full * done}{empty * (_BAR_WIDTH - done)}  "
 
     def _give_up(self) -> None:
-        """No more output; what Python still holds for the closed pipe must not fail at its exit."""
+        """Stops all output, and redirects it so that Python's flush at exit does not fail."""
         self._gone = self._terminal.quiet = True
         self._closed.set()
         live, self._live = self._live, None
@@ -281,7 +281,7 @@ class Console:
 
 
 def _latest(event: Event, before: Event | None) -> Event:
-    """What the next rates are taken from; rows do not change while nothing is trained."""
+    """Returns the event for the next rates; an event without training keeps the earlier rows."""
     if before is not None and event.get("samples") == before.get("samples"):
         return {**before, **event}
     return event

@@ -1,4 +1,4 @@
-"""What the library logs, as lines on stderr with their time and level."""
+"""Shows the library's log as lines on stderr with time and level."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LogLevel = Annotated[
     typer.Option(
         "--log-level",
         metavar="|".join(LEVELS),
-        help="The least serious log lines to show on stderr; before the verb. Default: warning, "
-        "and info while a job or plan is set up.",
+        help="The least severe log lines to show on stderr; put it before the command. Default: "
+        "warning, and info while a job or plan is set up.",
     ),
 ]
 _LINE = "%(asctime)s.%(msecs)03d %(levelname)s %(message)s"
@@ -31,14 +31,14 @@ class _StderrHandler(logging.Handler):
         self.setFormatter(logging.Formatter(_LINE, "%Y-%m-%d %H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line per record, above a live line: `typer.echo` would write into it."""
+        """Writes a line above a live line; `typer.echo` would write into the live line."""
         sys.stderr.write(f"{self.format(record)}\n")
         sys.stderr.flush()
 
 
 @contextmanager
 def log_lines(level: str | None) -> Iterator[None]:
-    """Shows what is logged from a level on; afterwards all is as it was.
+    """Shows log lines from a level on; restores the logger at the end.
 
     >>> with log_lines("verbose"):
     ...     pass
@@ -62,7 +62,7 @@ warning, error.
 
 @contextmanager
 def shown_log() -> Iterator[None]:
-    """Within it lines from INFO on are shown, unless `--log-level` says from where on."""
+    """Shows log lines from INFO on inside the `with` block, unless `--log-level` is given."""
     logger = logging.getLogger("hedgerow")
     if logger.level != logging.NOTSET:
         yield

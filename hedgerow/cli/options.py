@@ -1,4 +1,4 @@
-"""What several verbs share: options, the group of commands, progress, a line on a checkpoint."""
+"""Shared parts of commands: options, the group of commands, progress, a line about a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")]
 Trusted = Annotated[
     bool,
     typer.Option(
         "--trusted",
-        help="Load a checkpoint of version 0.1, which can run code: only one of yours.",
+        help="Load a checkpoint of release 0.1, which can run code: only if you trust its maker.",
     ),
 ]
-Threads = Annotated[int, typer.Option(help="Threads of every contestant, ours and peers.")]
+Threads = Annotated[int, typer.Option(help="Threads of each contestant, Hedgerow and peers.")]
 Rounds = Annotated[
     int,
-    typer.Option(help="Rounds of every case. In each, we and the peer take turns; medians count."),
+    typer.Option(help="Rounds per case. Hedgerow and its peer alternate; the medians are shown."),
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Small works: a check of the tool, not a measurement.")
+    bool, typer.Option("--quick", help="Small works: tests the tool, measures nothing.")
 ]
 
 
 class Verbs(typer.Typer):
-    """A `typer.Typer` whose commands refuse a URL wherever they take a path.
+    """A `typer.Typer` whose commands refuse a URL as a path.
 
-    Otherwise `--out s3://bucket/run` would be a folder `s3:` of this machine. The check stands in
-    front of every command, so that a new option needs no check of its own.
+    Otherwise `--out s3://bucket/run` would be a local folder `s3:`. The check is in front of every
+    command, so that a new option needs no check of its own.
     """
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
-        """As `typer.Typer.command`."""
+        """Registers a command; see `typer.Typer.command`."""
         register = super().command(name, **settings)
 
         def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +72,7 @@ _QUIET_S, _PLAIN_S = 1.0, 10.0
 
 @contextmanager
 def late_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Takes (what, done, in all). On a terminal one line changes; elsewhere lines come rarely."""
+    """Yields a function of (text, done, total): a changing line on a terminal, else rare lines."""
     terminal, began = sys.stderr.isatty(), time.monotonic()
     shown = 0.0 if terminal else began
 
@@ -91,7 +91,7 @@ def late_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def checkpoint_line(target: Path, done: CheckpointManifest) -> str:
-    """One line: where, over how many shards by which rule, how many rows."""
+    """Returns a line with the folder, shards, routing rules and rows of a checkpoint."""
     rows = f"{done.rows:,}".replace(",", " ")
     rules = ", ".join(done.dist_types())
     return f"wrote {target}   {done.routing.shards} shards ({rules})   {rows} rows"

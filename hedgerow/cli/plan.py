@@ -1,4 +1,4 @@
-"""`hedgerow plan`: where every table should live, on machines that need not be here."""
+"""`hedgerow plan`: chooses the placement of every table, for this or other machines."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ if TYPE_CHECKING:
 
 
 LocalRanks = Annotated[
-    int | None, typer.Option(help="Ranks of a machine; all of them on one if not given.", min=1)
+    int | None, typer.Option(help="Ranks per machine; default: all on one machine.", min=1)
 ]
 Hbm = Annotated[
     str | None,
-    typer.Option(help="HBM of each device, as in 80GiB; 0 for ranks without cards. As found here."),
+    typer.Option(help="HBM per device, as in 80GiB; 0 without GPUs. Default: this machine's."),
 ]
 Host = Annotated[
-    str | None, typer.Option(help="Host memory of each machine, as in 1TiB. As found here.")
+    str | None, typer.Option(help="Host memory per machine, as in 1TiB. Default: this machine's.")
 ]
 
 Batch = Annotated[
-    int | None, typer.Option(help="Samples of a rank and step; a job's own, or 4096.", min=1)
+    int | None, typer.Option(help="Samples per rank and step; default: the job's, or 4096.", min=1)
 ]
 KeepHbm = Annotated[
-    str, typer.Option(help="HBM of a device to keep free beside 15 %: the dense part.")
+    str, typer.Option(help="HBM per device to keep free for the dense part, in addition to 15 %.")
 ]
-KeepHost = Annotated[str, typer.Option(help="Host memory of a machine to keep free beside 10 %.")]
-WhatIf = Annotated[
-    str | None, typer.Option(help="Other sizes to try: hbm=24GiB,32GiB, or host=...")
-]
+KeepHost = Annotated[str, typer.Option(help="Host memory per machine to keep free, beside 10 %.")]
+WhatIf = Annotated[str | None, typer.Option(help="Other sizes to try: hbm=24GiB,32GiB or host=...")]
 Pin = Annotated[
     list[str] | None,
-    typer.Option(help="A table's mode, or one option: item=CACHING, item=CACHING@0.1."),
+    typer.Option(help="Fix a table's mode or option: item=CACHING, item=CACHING@0.1."),
 ]
-Rows = Annotated[list[str] | None, typer.Option(help="Rows of tables: item=1000000.")]
-Times = Annotated[Path | None, typer.Option(help="Times of the device, from `hedgerow calibrate`.")]
-LayoutName = Annotated[str, typer.Option(help="Whose tables: hedgerow, strict or baseline.")]
+Rows = Annotated[list[str] | None, typer.Option(help="Row counts of tables: item=1000000.")]
+Times = Annotated[Path | None, typer.Option(help="A calibration from `hedgerow calibrate`.")]
+LayoutName = Annotated[
+    str, typer.Option(help="Row layout to assume: hedgerow, strict or baseline.")
+]
 ChooseRouting = Annotated[
     bool,
     typer.Option(
-        "--choose-routing", help="Take the dist_type that samples advise, for a new model."
+        "--choose-routing", help="Use the recommended dist_type of each table, for a new model."
     ),
 ]
 Thrashing = Annotated[
-    bool, typer.Option("--allow-thrashing", help="Caches smaller than one step, too.")
+    bool, typer.Option("--allow-thrashing", help="Allow caches smaller than one step.")
 ]
-TimeLimit = Annotated[float, typer.Option(help="Seconds for the solver.", min=0.1)]
+TimeLimit = Annotated[float, typer.Option(help="Time limit of the solver in seconds.", min=0.1)]
 Out = Annotated[Path | None, typer.Option(help="Write the plan to this file.")]
-Html = Annotated[Path | None, typer.Option(help="Write a page to this file.")]
-Png = Annotated[Path | None, typer.Option(help="Write a picture to this file.")]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML report to this file.")]
+Png = Annotated[Path | None, typer.Option(help="Write a plot to this file.")]
 
 
 def machines(ranks: int, local: int | None, hbm: str | None, host: str | None) -> Topology:
-    """The machines of options; what is not given is as on this one."""
+    """Returns the machines that options describe; missing values are those of this machine."""
     from ..planner.problem.topology import Topology
 
     card = None if hbm is None else size_of("--hbm", hbm)
@@ -83,14 +83,14 @@ def machines(ranks: int, local: int | None, hbm: str | None, host: str | None) -
 
 
 def reserve(hbm: str, host: str) -> Reserve:
-    """What is kept free beside the usual shares."""
+    """Returns the memory to keep free in addition to the default shares."""
     from ..planner.problem.topology import Reserve
 
     return Reserve(hbm_bytes=size_of("--keep-hbm", hbm), ddr_bytes=size_of("--keep-host", host))
 
 
 def size_of(option: str, text: str) -> int:
-    """Bytes of "80GiB"; plain 0 needs no unit."""
+    """Returns the bytes of a size such as "80GiB"; 0 needs no unit."""
     if text.strip() == "0":
         return 0
     try:
@@ -100,7 +100,7 @@ def size_of(option: str, text: str) -> int:
 
 
 def pairs(option: str, given: list[str]) -> dict[str, str]:
-    """What stands as NAME=VALUE, several in one or one by one.
+    """Returns the pairs of repeated or comma-separated NAME=VALUE.
 
     >>> pairs("--pin", ["item=CACHING,user=HOST_ONLY", "city=HBM_ONLY"])
     {'item': 'CACHING', 'user': 'HOST_ONLY', 'city': 'HBM_ONLY'}
@@ -117,7 +117,7 @@ def pairs(option: str, given: list[str]) -> dict[str, str]:
 
 
 def row_counts(given: list[str]) -> dict[str, int]:
-    """Rows by table.
+    """Returns row counts by table.
 
     >>> row_counts(["item=1_000"])
     {'item': 1000}
@@ -131,7 +131,7 @@ def row_counts(given: list[str]) -> dict[str, int]:
 
 
 def what_if_sizes(text: str | None) -> Mapping[str, list[int]]:
-    """Sizes to ask for, by what changes.
+    """Returns the sizes to try, by kind of memory.
 
     >>> what_if_sizes("hbm=1KiB,2KiB")
     {'hbm': [1024, 2048]}
@@ -147,7 +147,7 @@ def what_if_sizes(text: str | None) -> Mapping[str, list[int]]:
 
 
 def with_advised_routing(specs: Sequence[TableSpec], topology: Topology) -> list[TableSpec]:
-    """Tables with the `dist_type` that their samples advise; without samples as they are."""
+    """Returns tables with the `dist_type` that their key samples advise, if they have samples."""
     from ..planner.times.routing_advice import routing_advice
 
     found = []
@@ -192,13 +192,14 @@ def plan(
     png: Png = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose for every table where it lives: in HBM, on the host, or in both.
+    """Choose the placement of every table: in HBM, on the host, or in both.
 
-    The choice is exact: no plan within the memory takes less time. HBM is of each device, host
-    memory of each machine. Nothing of them needs to be here; of what is not given, this machine's
-    is taken. The exit status is 1 if the tables do not fit; the message says what is missing.
+    The choice is exact: no plan that fits into the memory takes less time. HBM is per device, host
+    memory is per machine. The machines may be others than this one; values that are not given are
+    those of this machine. The exit status is 1 if the tables do not fit; the message says what is
+    missing.
 
-    A training job is sampled for the sizes and the keys of its tables.
+    If TABLES is a training job, its data is sampled for the sizes and the keys of its tables.
 
     Try: `hedgerow plan examples/movielens.toml --ranks 2 --hbm 0 --out plan.json`
     """
@@ -235,14 +236,14 @@ def _planned(
     try:
         return make_plan(specs, topology, known, kept, **settings)
     except PlanError as error:
-        typer.echo(f"hedgerow: {error}", err=True)  # lines as they are: it is a small report
+        typer.echo(f"hedgerow: {error}", err=True)  # keeps the line breaks of the report
         raise typer.Exit(1) from error
 
 
 def read_tables(
     path: Path, rows: Mapping[str, int], ranks: int, progress: Callable[[str, int, int], None]
 ) -> tuple[list[TableSpec], int | None]:
-    """The tables of a file, and samples of a rank and step where it is a job."""
+    """Returns the tables of a file, and for a job the samples per rank and step."""
     from ..train.config_file import read_text
     from ..train.job import read_job
     from .table_files import specs_of_job, tables_of, with_rows

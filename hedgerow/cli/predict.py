@@ -1,4 +1,4 @@
-"""`hedgerow predict`: predictions of a run's model in a Parquet file, or of a served model."""
+"""`hedgerow predict`: writes predictions of a run's model to a file, or queries a served model."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 
 
 Server = Annotated[
-    str | None, typer.Option(help="Ask the server at HOST:PORT (gRPC) instead of a run's model.")
+    str | None, typer.Option(help="Query the server at HOST:PORT (gRPC), not a run's model.")
 ]
 ModelName = Annotated[str, typer.Option(help="With --server: the model's name.")]
 SignatureName = Annotated[str, typer.Option(help="With --server: the model's signature.")]
 Inputs = Annotated[
     Path | None,
     typer.Option(
-        help="With --server: a JSON file with `instances` (rows), `inputs` (columns) or names and "
-        "values; the standard input if not given."
+        help="With --server: JSON file with `instances` (rows), `inputs` (columns) or an object of "
+        "names and values; default: standard input."
     ),
 ]
 Version = Annotated[
-    int | None, typer.Option(help="With --server: the model's version, not the newest.")
+    int | None, typer.Option(help="With --server: the model's version; default: the newest.")
 ]
 Ca = Annotated[
-    Path | None, typer.Option(help="With --server: PEM file of who signed its certificate.")
+    Path | None, typer.Option(help="With --server: PEM file of the server's certificate authority.")
 ]
-TimeoutS = Annotated[float, typer.Option(help="With --server: when to give up.")]
+TimeoutS = Annotated[float, typer.Option(help="With --server: timeout in seconds.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerQuery:
-    """What is asked of which server."""
+    """A request for predictions, and the server to send it to."""
 
     server: str
     model: str
@@ -61,7 +61,7 @@ class ServerQuery:
 
 
 def predict_server(question: ServerQuery) -> None:
-    """Sends the values and prints the answer as JSON; numbers get the types the server tells."""
+    """Sends values and prints the answer as JSON; numbers get the dtypes of the signature."""
     from ..serving.channels import ClientTls
     from ..serving.client import PredictionClient
     from ..serving.rest import read_json
@@ -82,7 +82,7 @@ def predict_server(question: ServerQuery) -> None:
 
 
 def _body(path: Path | None) -> bytes:
-    """The request in a file, or in the standard input; an object of names alone is columns."""
+    """Returns the request in a file or standard input; an object of plain names is columns."""
     data = sys.stdin.buffer.read() if path is None else _read(path)
     try:
         plain: Any = json.loads(data)
@@ -125,32 +125,32 @@ def _specs(client: PredictionClient, question: ServerQuery, key: str) -> dict[st
     }
 
 
-_OWN = ("row", "prediction", "label")  # columns of every file of predictions
+_OWN = ("row", "prediction", "label")  # names of columns that predictions have anyway
 
 
 def predict(
     run: Annotated[Path | None, typer.Argument(help="The folder of a run.")] = None,
     files: Annotated[
         list[Path] | None,
-        typer.Option(help="Files in the form of the job's data, instead of its test; repeatable."),
+        typer.Option(help="Predict these files, not the job's test data; repeatable."),
     ] = None,
     unlabelled: Annotated[
         bool, typer.Option("--unlabelled", help="The files have no label column.")
     ] = False,
     best: Annotated[
-        bool, typer.Option("--best", help="The checkpoint of the lowest test loss, not the newest.")
+        bool, typer.Option("--best", help="Use the checkpoint of the lowest test loss, not newest.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write; predictions.parquet in the run's folder."),
+        typer.Option(help="The file to write; default: predictions.parquet in the run's folder."),
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(help="A column to copy beside each prediction; repeatable. The job's `keys`."),
+        typer.Option(help="Column to copy to the predictions; repeatable. Default: the job's."),
     ] = None,
     row_numbers: Annotated[
         bool,
-        typer.Option("--row-numbers", help="A column `row`: 0 is the first row of the first file."),
+        typer.Option("--row-numbers", help="Add a column `row`, counted from 0 over all files."),
     ] = False,
     trusted: Trusted = False,
     as_json: AsJson = False,
@@ -162,11 +162,11 @@ def predict(
     ca: Ca = None,
     timeout_s: TimeoutS = 10.0,
 ) -> None:
-    """Predict the test data of a run, or other files; show metrics where there are labels.
+    """Predict the test data of a run, or other files; show metrics if there are labels.
 
-    The file has a column `prediction`, a probability, and `label` where the data has one. Rows are
-    in the order of the files; `--key` and `--row-numbers` add columns that say which row each is.
-    With `--server` a served model is asked instead, and its answer printed as JSON.
+    The file has a column `prediction`, a probability, and `label` if the data has labels. Rows have
+    the order of the files; `--key` and `--row-numbers` add columns that identify them. With
+    `--server`, the command queries a served model instead and prints the answer as JSON.
     """
     if server is not None:
         if run is not None:
@@ -191,7 +191,7 @@ def predict(
 
 @dataclass(frozen=True, slots=True)
 class PredictInputs:
-    """What to predict: files, the test of the job if there are none, and which columns go along."""
+    """The files to predict (the job's test data if empty), and the columns to copy."""
 
     files: tuple[str, ...]
     unlabelled: bool
@@ -255,14 +255,14 @@ def _check_keys(keys: Sequence[str]) -> None:
 
 
 def _write(model: Any, source: BatchSource, path: Path, *, row_numbers: bool) -> dict[str, float]:
-    """Predicts batch by batch; the metrics, or only the number of samples without labels."""
+    """Predicts batch by batch; returns the metrics, or without labels only the sample count."""
     from ..train.evaluate import predictions
     from ..train.metrics import BinaryMetrics
 
     metrics, samples, labelled = BinaryMetrics(), 0, True
     with _rows_of(path, row_numbers=row_numbers) as write:
         for logits, batch in predictions(model, source):
-            labelled = not bool(batch.labels.isnan().any())  # all or none, by the source
+            labelled = not bool(batch.labels.isnan().any())  # sources have all labels or none
             if labelled:
                 metrics.update(logits, batch.labels, batch.weights)
             samples += batch.samples
@@ -272,14 +272,14 @@ def _write(model: Any, source: BatchSource, path: Path, *, row_numbers: bool) ->
 
 @contextmanager
 def _rows_of(path: Path, *, row_numbers: bool) -> Iterator[Any]:
-    """A function that appends rows to a Parquet file, which is there whole or not at all."""
+    """Yields a function that appends rows to a Parquet file, which appears only when complete."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     part = path.with_name(f"{path.name}.part")
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)  # a run of others may have a link there: it is not followed
+        part.unlink(missing_ok=True)  # others may have put a link there: do not follow it
         file = part.open("xb")
     writer, rows = None, 0
 
@@ -309,7 +309,7 @@ def _rows_of(path: Path, *, row_numbers: bool) -> Iterator[Any]:
             file.close()
             part.replace(path)
     finally:
-        with suppress(OSError):  # of a full disk, which was told of
+        with suppress(OSError):  # of a full disk, which has already been reported
             if writer is not None:
                 writer.close()
             file.close()

@@ -1,4 +1,4 @@
-"""`hedgerow ps`: one parameter server."""
+"""`hedgerow ps`: runs one parameter server."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import typer
 
 
 def ps(
-    shard: Annotated[str, typer.Option(help="Which of how many servers this is: i/n, from 0.")],
+    shard: Annotated[str, typer.Option(help="This server's shard i of n, as i/n; i is from 0.")],
     listen: Annotated[
-        str, typer.Option(help="Address as HOST:PORT; with port 0 the system chooses one.")
+        str, typer.Option(help="Address as HOST:PORT; port 0 selects a free one.")
     ] = "127.0.0.1:0",
     tables: Annotated[
         Path | None,
-        typer.Option(help="JSON list of table configs; without it the first client brings them."),
+        typer.Option(help="JSON list of table configs; default: those of the first client."),
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Folder for this server's rows, saved on SIGTERM; it starts from there."),
+        typer.Option(help="Folder for this server's rows: loaded at start, saved on SIGTERM."),
     ] = None,
     durability: Annotated[
         str,
         typer.Option(
-            help="What a crash may cost: `checkpoint` (the writes since then; clients are told) or "
-            "`log` (nothing: writes are on the disk before they are answered)."
+            help="What a crash may lose: `checkpoint`: writes since the last checkpoint, which "
+            "clients are told; `log`: nothing, since a write is on disk before its answer."
         ),
     ] = "checkpoint",
     keys: Annotated[
-        Path | None, typer.Option(help="Folder of keys (`hedgerow keys new`); needed off loopback.")
+        Path | None, typer.Option(help="Folder of keys (`hedgerow keys new`), if not on loopback.")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen off loopback without keys.")
+        bool, typer.Option("--insecure", help="Listen beyond loopback without keys.")
     ] = False,
 ) -> None:
     """Serve one shard of the tables until SIGTERM.
 
-    Prints the address it listens on as one line.
+    Prints its address as one line.
     """
     from ..ps.server import ServerPlan, serve
     from .table_files import read_configs

@@ -1,4 +1,4 @@
-"""`hedgerow ps-status`: how parameter servers are."""
+"""`hedgerow ps-status`: shows the health of parameter servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hedgerow reshard`: a checkpoint over another number of shards."""
+"""`hedgerow reshard`: copies a checkpoint to another number of shards."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from .options import AsJson, Overwrite, checkpoint_line
 
 def reshard(
     source: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
-    target: Annotated[Path, typer.Argument(help="The folder of the new one.")],
-    shards: Annotated[int, typer.Option(help="Shards of the new one.")],
+    target: Annotated[Path, typer.Argument(help="The folder of the new checkpoint.")],
+    shards: Annotated[int, typer.Option(help="Shards of the new checkpoint.")],
     dist_type: Annotated[
         str,
         typer.Option(
-            help="The new rule: continuous, roundrobin or hash_roundrobin; if absent, every table "
-            "keeps its own."
+            help="The new routing rule: continuous, roundrobin or hash_roundrobin; default: every "
+            "table keeps its rule."
         ),
     ] = "",
     rows: Annotated[
         int | None,
-        typer.Option(help="Ids from 0 on that `continuous` cuts into ranges, for all tables."),
+        typer.Option(help="Number of ids from 0 that `continuous` divides, for all tables."),
     ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a checkpoint to any number of shards, increments folded in.
+    """Copy a checkpoint to any number of shards; merges its increments.
 
-    Every checksum is proved first; every row goes to its new owner; rows stream through, so the
-    memory needed does not grow with the tables.
+    Every checksum is verified first. Every row goes to its new owner. Rows are streamed, so the
+    memory needed does not depend on the size of the tables.
     """
     from ..tables.checkpoint.increments import reshard as copy
     from ..tables.checkpoint.workers import CheckpointProgress

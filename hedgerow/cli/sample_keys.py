@@ -1,4 +1,4 @@
-"""`hedgerow sample-keys`: what the planner should know of a table's keys."""
+"""`hedgerow sample-keys`: writes statistics of a table's keys for the planner."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 def sample_keys(
     files: Annotated[
-        list[Path], typer.Argument(help="Keys in the order of use: .parquet, .npy or .txt files.")
+        list[Path], typer.Argument(help="Keys in order of use: .parquet, .npy or .txt files.")
     ],
     column: Annotated[str, typer.Option(help="The column of Parquet files.")] = "",
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("stats.json"),
     limit: Annotated[
-        str, typer.Option(help="Ids to take, with k or M for thousands and millions.")
+        str, typer.Option(help="Ids to sample, with k or M for thousands or millions.")
     ] = "2M",
     as_json: AsJson = False,
 ) -> None:
     """Count a sample of a table's keys, and write the statistics that `hedgerow plan` reads.
 
-    Of each file the first ids are taken, as many of one as of another, since their order says how
-    long a cache keeps them and how keys change over time. Large Parquet files are not read whole.
+    The first ids of each file are used, the same number from each file: their order shows how long
+    a cache keeps keys, and how keys change over time. Large Parquet files are not read completely.
     """
     from .show import progress_bar
 

@@ -1,4 +1,4 @@
-"""`hedgerow serve`: exported models, answered over gRPC and HTTP."""
+"""`hedgerow serve`: serves exported models over gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .log_lines import shown_log
 _Folder = Annotated[
     Path,
     typer.Argument(
-        help="What `hr.serving.export` wrote: a version (BASE/entry/3), the versions of one model "
-        "(BASE/entry), or a folder of models (BASE)."
+        help="A folder that `hr.serving.export` wrote: a version (BASE/entry/3), all versions of a "
+        "model (BASE/entry), or several models (BASE)."
     ),
 ]
 _Name = Annotated[
-    str | None, typer.Option(help="The model's name for clients; the folder's if not given.")
+    str | None, typer.Option(help="The model's name for clients; default: the folder's name.")
 ]
-_Grpc = Annotated[str, typer.Option(help="HOST:PORT for gRPC; port 0 takes a free one.")]
-_Http = Annotated[str, typer.Option(help="HOST:PORT for REST, health and metrics; 'off' for none.")]
+_Grpc = Annotated[str, typer.Option(help="HOST:PORT for gRPC; port 0 selects a free one.")]
+_Http = Annotated[str, typer.Option(help="HOST:PORT for REST, health and metrics, or 'off'.")]
 _Policy = Annotated[
     str,
     typer.Option(
@@ -31,14 +31,14 @@ _Policy = Annotated[
 _Ps = Annotated[
     list[str] | None,
     typer.Option(
-        help="Addresses of the servers of ps_0, then of ps_1 and so on; repeatable, replicas of "
-        "one with commas. For a model exported with `servers`."
+        help="Addresses of the servers of ps_0, then of ps_1 and so on; repeatable; replicas are "
+        "comma-separated. For a model exported with `servers`."
     ),
 ]
 _PsFrom = Annotated[
     str | None,
     typer.Option(
-        help="Who tells these servers instead of --ps: file:PATH, agent:HOST:PORT, "
+        help="Where to look up these servers instead of --ps: file:PATH, agent:HOST:PORT, "
         "zk:HOSTS/BZID/BASE_NAME or zk2:HOSTS/BZID/MODEL."
     ),
 ]
@@ -46,54 +46,54 @@ _Tls = Annotated[
     tuple[Path, Path] | None, typer.Option(help="PEM files of the certificate and its key.")
 ]
 _ClientCa = Annotated[
-    Path | None, typer.Option(help="PEM file; clients must show a certificate it signed.")
+    Path | None, typer.Option(help="PEM file of the authority for client certificates (mTLS).")
 ]
-_GraceS = Annotated[float, typer.Option(help="How long requests under way may take after SIGTERM.")]
+_GraceS = Annotated[float, typer.Option(help="Seconds for requests in flight after SIGTERM.")]
 
 _Follow = Annotated[
     list[str] | None,
     typer.Option(
-        help="HOST:PORT where a publisher listens (`hr.publish(..., listen=)`); repeatable. It "
-        "then keeps the rows and weights served here fresh."
+        help="HOST:PORT where a publisher listens (`hr.publish(..., listen=)`); repeatable. The "
+        "publisher then keeps rows and weights fresh."
     ),
 ]
 _AcceptPushes = Annotated[
     bool,
     typer.Option(
         "--accept-pushes",
-        help="Let every client change rows and weights (`hr.publish(..., to=)`); `--follow` does, "
-        "too. Without it the server only answers.",
+        help="Let every client change rows and weights (`hr.publish(..., to=)`). Implied by "
+        "`--follow`.",
     ),
 ]
-_Insecure = Annotated[bool, typer.Option("--insecure", help="Listen off loopback without TLS.")]
+_Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS.")]
 _AllowHost = Annotated[
     list[str] | None,
     typer.Option(
-        help="A name under which HTTP clients reach this server, beside its address and the "
-        "machine's own names; repeatable, '*' for any."
+        help="A further host name of this server for HTTP clients, beside its address and the "
+        "machine's own names; repeatable; '*' for any."
     ),
 ]
 _Trust = Annotated[
     Path | None,
-    typer.Option(help="File of a key (`hedgerow keys bundle`): load only bundles it signed."),
+    typer.Option(help="File of a key (`hedgerow keys bundle`): load only bundles signed with it."),
 ]
 _TrustUnsigned = Annotated[
     bool,
     typer.Option(
         "--trust-unsigned",
-        help="Load bundles without a signature, although other machines reach this server.",
+        help="Load bundles without a signature even if other machines can reach this server.",
     ),
 ]
 _TrustOld = Annotated[
     bool,
     typer.Option(
         "--trust-old",
-        help="Load bundles of release 0.1, too. Their files can run code: only from makers whom "
-        "you trust.",
+        help="Also load bundles of release 0.1. Their files can run code: use it only if you trust "
+        "who made them.",
     ),
 ]
 _Typed = Annotated[
-    bool, typer.Option("--typed", help="Answer in typed values: some clients read nothing else.")
+    bool, typer.Option("--typed", help="Answer with typed values, for clients that need them.")
 ]
 
 
@@ -117,10 +117,10 @@ def serve(
     trust_unsigned: _TrustUnsigned = False,
     trust_old: _TrustOld = False,
 ) -> None:
-    """Serve exported models until SIGTERM, which lets requests under way end.
+    """Serve exported models until SIGTERM, then finish the requests in flight.
 
-    Prints each address it listens on as one line. gRPC speaks TensorFlow Serving's and KServe's
-    protocols; HTTP has `/v1/models/NAME:predict`, `/healthz` and `/metrics`.
+    Prints each address as one line. gRPC serves TensorFlow Serving's and KServe's protocols. HTTP
+    serves `/v1/models/NAME:predict`, `/healthz` and `/metrics`.
     """
     from ..serving.process import Access, ServePlan, find_models, stop_by_signals
     from ..serving.process import serve as run
@@ -129,7 +129,7 @@ def serve(
     if client_ca is not None and tls is None:
         raise InputError("--client-ca asks for certificates, which needs --tls CERTIFICATE KEY.")
     if ps and ps_from is not None:
-        raise InputError("--ps and --ps-from both tell the row servers; give one of them.")
+        raise InputError("--ps and --ps-from both name the row servers; give one of them.")
     plan = ServePlan(
         models=find_models(folder, name, policy),
         grpc=grpc,

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr, and nothing where stderr is no terminal."""
+    """Yields a function that updates a bar on stderr; shows nothing if stderr is no terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

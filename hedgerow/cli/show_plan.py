@@ -1,4 +1,4 @@
-"""Prints the sharding plan of a job, on the first of its processes."""
+"""Prints the sharding plan of a job, on rank 0 only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show_plan(job: Job, *, as_json: bool) -> None:
-    """Ranks are those of the launcher, whose other processes are not waited for."""
+    """Prints the plan for the launcher's ranks, without waiting for its other processes."""
     from ..launch.rank_info import rank_info
     from ..train.job_plan import job_plan
 

@@ -1,4 +1,4 @@
-"""`hedgerow summary`: what the model of a run holds."""
+"""`hedgerow summary`: shows the model of a run."""
 
 from __future__ import annotations
 

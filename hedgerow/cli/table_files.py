@@ -1,4 +1,4 @@
-"""Reads the tables that a verb works on: from a TOML or JSON file, or from a training job."""
+"""Reads the tables that a command works on, from a TOML or JSON file or from a training job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def read_configs(path: Path) -> list[TableConfig]:
-    """The tables of a file: a list of what `TableConfig.to_dict()` gives."""
+    """Returns the table configs in a JSON file, a list in the form of `TableConfig.to_dict()`."""
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -38,7 +38,7 @@ ModeName = Literal["HBM_ONLY", "HYBRID", "CACHING", "HOST_ONLY"]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureEntry:
-    """One feature of a table: ids of a sample on average, and whether they become one vector."""
+    """A feature of a table: its mean number of ids per sample, and whether it is pooled."""
 
     ids_per_sample: Rate = 1.0
     pooled: bool = True
@@ -46,7 +46,7 @@ class FeatureEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class TableFileEntry:
-    """One table of the file; `stats` is a file of `hedgerow sample-keys`."""
+    """A table of the file; `stats` is a file of `hedgerow sample-keys`."""
 
     rows: Size
     dim: Size
@@ -62,7 +62,7 @@ class TableFileEntry:
 
 
 def tables_of(values: Mapping[str, Any], origin: ConfigOrigin, folder: Path) -> list[TableSpec]:
-    """The tables of a file that holds `tables`: by name, or as a list with names."""
+    """Returns the tables in a file's `tables`, which has them by name or as a list with names."""
     place = ConfigPlace(origin)
     for key in values:
         if key != "tables":
@@ -117,7 +117,7 @@ def _spec(name: str, given: Any, place: ConfigPlace, folder: Path) -> TableSpec:
 
 
 def read_stats(path: Path, table: str) -> KeyStats:
-    """Key statistics of a file: of one table, or of several by name."""
+    """Returns the key statistics in a file, which has those of one table, or of several by name."""
     if not path.is_file():
         raise FileMissingError(f"{path} is no file; `hedgerow sample-keys` writes one.")
     try:
@@ -135,7 +135,7 @@ def read_stats(path: Path, table: str) -> KeyStats:
 
 
 def with_rows(specs: list[TableSpec], rows: Mapping[str, int]) -> list[TableSpec]:
-    """The same tables with the sizes of a command line."""
+    """Returns the tables with the row counts of `rows`."""
     known = [spec.name for spec in specs]
     for name in rows:
         if name not in known:
@@ -147,7 +147,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class _SampledIds:
-    """Ids of one table: their counts, and how many a sample each feature has. Single-owner."""
+    """A sample of one table's ids, and the number of ids per sample and feature. Single-owner."""
 
     def __init__(self, table: Table) -> None:
         self.table, self.sampler = table, KeySampler(SAMPLE_IDS)
@@ -168,9 +168,10 @@ class _SampledIds:
 
 
 def specs_of_job(job: Job, rows: Mapping[str, int], progress: Progress) -> list[TableSpec]:
-    """The tables of a job. Its training data is sampled: two million ids a table at most.
+    """Returns the tables of a job, after a sample of its data: at most two million ids per table.
 
-    Rows are as given here or in the job; if the sample holds an epoch, as many as it has ids.
+    Row counts are those of `rows` or of the job. If the sample has a whole epoch, the default is
+    its number of distinct ids.
     """
     tables = job_tables(job)
     unknown = set(rows) - {table.name for table in tables}
@@ -193,7 +194,7 @@ def specs_of_job(job: Job, rows: Mapping[str, int], progress: Progress) -> list[
 
 
 def _sample(job: Job, seen: list[_SampledIds], progress: Progress) -> bool:
-    """Reads the job's training data; whether that was all of it."""
+    """Samples the job's training data; returns whether it was read to the end."""
     source = job.data.train(job.model.fields(job.data)).share(0, 1)
     for step, batch in enumerate(source, start=1):
         if all(one.sampler.full for one in seen):

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def job_ranks() -> Iterator[RankGroup]:
-    """Joins the launcher's other processes until the end; under plain python it opens nothing.
+    """Joins the launcher's other processes inside the `with` block, if there are any.
 
-    A process group that is there already is used, and left to its owner.
+    An existing process group is used, and not destroyed.
     """
     import torch.distributed as dist
 
@@ -56,7 +56,7 @@ _RUNS = Path("runs")
 
 @contextmanager
 def _ctrl_c_ends() -> Iterator[None]:
-    """Ctrl-C ends this part of the job, although some library may swallow `KeyboardInterrupt`."""
+    """Makes Ctrl-C end this part of the job, even if a library swallows `KeyboardInterrupt`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -79,13 +79,12 @@ _Compare = Annotated[
     bool,
     typer.Option(
         "--compare",
-        help="Train once more with ids hashed to a quarter of the rows, to see what collisions "
-        "cost.",
+        help="Also train with ids hashed to a quarter of the rows, to show the cost of collisions.",
     ),
 ]
 _PrintPlan = Annotated[
     bool,
-    typer.Option("--print-plan", help="Show who owns the rows of which table, and train nothing."),
+    typer.Option("--print-plan", help="Show which rank owns which rows, and do not train."),
 ]
 
 
@@ -93,39 +92,39 @@ def train(
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="CONFIG.toml", help="The job: docs/guides/jobs.md.", show_default=False
+            metavar="CONFIG.toml", help="The job; see docs/guides/jobs.md.", show_default=False
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="The source: movielens-100k, clicks, wide-clicks.")
+        str | None, typer.Option(help="The data: movielens-100k, clicks or wide-clicks.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="deepfm, dlrm or two-tower.")] = None,
-    dim: Annotated[int | None, typer.Option(help="Width of the tables.")] = None,
+    dim: Annotated[int | None, typer.Option(help="Dimension of the tables.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples of a step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the rows.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of first values and weights.")] = None,
-    steps: Annotated[int | None, typer.Option(help="At most so many steps.")] = None,
-    plan: Annotated[str | None, typer.Option(help="Follow a `hedgerow plan` file.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of first values and weights.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Maximum number of steps.")] = None,
+    plan: Annotated[str | None, typer.Option(help="Use the placement of a plan file.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, or cuda for the GPU.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; one below runs/ if not given.")
+        Path | None, typer.Option(help="Folder of the run; default: a new one below runs/.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, to the same bits.")
+        bool, typer.Option("--resume", help="Continue the run in --out, bit for bit.")
     ] = False,
     trusted: Trusted = False,
     compare: _Compare = False,
     print_plan: _PrintPlan = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model; write checkpoints, logs and learning curves into a folder.
+    """Train a model; write checkpoints, logs and learning curves to a folder.
 
-    Options win over the file. Ctrl-C saves and says how to go on. The exit status is 1 if the job
-    fails or is interrupted, 2 if its configuration is wrong.
+    Options override the file. Ctrl-C saves and prints how to continue. The exit status is 1 if the
+    job fails or is interrupted, and 2 if its configuration is wrong.
 
-    Under torchrun, mpirun or srun all processes run it together: docs/guides/distributed.md. Try
-    `hedgerow train --data clicks --steps 500`.
+    Under torchrun, mpirun or srun all processes run the job together: docs/guides/distributed.md.
+    Try `hedgerow train --data clicks --steps 500`.
     """
     sizes = {"dim": dim, "epochs": epochs, "batch_size": batch_size, "lr": lr, "steps": steps}
     where = {"plan": _located(plan), "device": device, "data": data}
@@ -153,7 +152,7 @@ def _check_compare(*, compare: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RunFlags:
-    """What the command line says beside the job."""
+    """Options of the command line that are not part of the job."""
 
     resume: bool
     trusted: bool
@@ -169,10 +168,10 @@ def _run(
     console: Console,
     how: _RunFlags,
 ) -> Outcome:
-    """The job on this rank, and what it tells in the end.
+    """Runs the job on this rank and reports its result.
 
-    A function of its own, because model and trainer must be gone before the ranks part: process
-    groups wait for their peers when they are freed.
+    A function of its own, so that model and trainer are freed before the process group is
+    destroyed: freed process groups wait for their peers.
     """
     name = config.stem if config else f"{job.data.word}-{job.model.word}"
     job, run, parts = _begun(job, out, name, ranks, console, how)
@@ -185,7 +184,7 @@ def _run(
 
 @contextmanager
 def _failures_are_the_jobs() -> Iterator[None]:
-    """The configuration was right: what fails from now on is the job, with its exit status."""
+    """Turns errors into JobFailedError: after the configuration is accepted, the job has failed."""
     try:
         yield
     except HedgerowError as error:
@@ -193,12 +192,12 @@ def _failures_are_the_jobs() -> Iterator[None]:
 
 
 def _located(plan: str | None) -> str | None:
-    """Relative to where the program runs; what the job's file says is relative to the file."""
+    """Returns a path relative to the working directory; paths in a job are relative to its file."""
     return plan if plan in (None, "auto") else str(Path(plan).absolute())
 
 
 def _given(**values: object) -> dict[str, Any]:
-    """The options that were given, as users write them."""
+    """Returns the given options by their names on the command line."""
     return {f"--{n.replace('_', '-')}": v for n, v in values.items() if v is not None}
 
 
@@ -213,7 +212,7 @@ def _job(config: Path | None, options: Mapping[str, Any], out: Path | None, *, r
         run = RunFolder(out)
         threads = run.read().train.threads
         job = read_job(config or run.job, options)
-        if job.train.threads is None:  # the run has chosen them when it began
+        if job.train.threads is None:  # use the number that the run chose at its start
             job = replace(job, train=replace(job.train, threads=threads))
         return job
     if config is None and "--data" not in options:
@@ -226,13 +225,13 @@ def _job(config: Path | None, options: Mapping[str, Any], out: Path | None, *, r
 
 @_ctrl_c_ends()
 def _joined(stack: ExitStack) -> RankGroup:
-    """The ranks of the job, until the stack is left."""
+    """Joins the ranks of the job until the stack is closed."""
     return stack.enter_context(job_ranks())
 
 
 @contextmanager
 def _console() -> Iterator[Console]:
-    """What the first rank shows from the start to the end, whatever ends it."""
+    """Yields rank 0's display, which is closed in any case."""
     from ..launch.rank_info import rank_info
     from .live import Console
 
@@ -249,7 +248,7 @@ def _console() -> Iterator[Console]:
 def _begun(
     job: Job, out: Path | None, name: str, ranks: RankGroup, console: Console, how: _RunFlags
 ) -> tuple[Job, RunFolder, JobParts]:
-    """The job with its threads, the folder that the first rank chose, what the job is built of."""
+    """Returns the job with its threads, the folder that rank 0 chose, and the job's parts."""
     from ..train.run_folder import RunFolder, free_folder
 
     _check_compare(compare=how.compare)
@@ -266,7 +265,7 @@ def _begun(
     if first:
         console.begin(f"{what}: opening data, building the model")
     parts = _built(job, measure_threads=not how.resume)
-    if not how.resume:  # who goes on takes as many: sums of floats may depend on it
+    if not how.resume:  # a resumed run uses the same number: float sums may depend on it
         job = replace(job, train=replace(job.train, threads=parts.threads))
     begin = run.go_on if how.resume else run.begin
     ranks.together("the start of the run", lambda: begin(job) if first else None)
@@ -279,7 +278,7 @@ def _begun(
 
 
 def _banner(job: Job, parts: JobParts, ranks: int) -> str:
-    """What is trained, how long, on what."""
+    """Returns a line about the model, the steps and the device."""
     import torch
 
     from ..nn.embedding_modules import collections_of
@@ -327,7 +326,7 @@ def _trained(
 def _ready(
     job: Job, parts: JobParts, run: RunFolder, ranks: RankGroup, console: Console, how: _RunFlags
 ) -> Trainer:
-    """A trainer that has everything and has not begun."""
+    """Returns a trainer that is ready to run."""
     from ..train.checkpoints import Checkpoints
     from ..train.events import JsonLines, TensorBoard, WithSpeed
     from ..train.job_parts import schedule

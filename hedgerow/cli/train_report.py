@@ -30,9 +30,10 @@ DIVISOR = 4
 
 
 def hashed_baseline(job: Job, model: nn.Module, steps: int, ranks: RankGroup) -> dict[str, float]:
-    """Test metrics of the job after as many steps, with a quarter of the model's rows a table.
+    """Returns test metrics of the job if each table has a quarter of the rows and ids collide.
 
-    Nothing where there is no test, or where Ctrl-C ended it. All ranks of the job take part.
+    The model is trained for as many steps. Returns nothing without test data, or after Ctrl-C.
+    All ranks of the job take part.
     """
     import torch
 
@@ -63,13 +64,13 @@ def hashed_baseline(job: Job, model: nn.Module, steps: int, ranks: RankGroup) ->
     schedule = LoopSchedule(epochs=job.train.epochs, steps=steps)
     train = _ChangedSource(parts.train, change)
     outcome = Trainer(parts.model, parts.optimizer, train, schedule=schedule).run()
-    if outcome.why == "interrupted":  # what it has learned so far is nothing to compare with
+    if outcome.why == "interrupted":  # a partly trained model is no baseline
         return {}
     return evaluate(parts.model, _ChangedSource(parts.test, change))
 
 
 def shared_rows(ids: int, divisor: int) -> int:
-    """How many rows so many ids share: a part of them, at least one.
+    """Returns how many rows `ids` ids share: 1 / `divisor` of them, at least one.
 
     >>> shared_rows(10, 4), shared_rows(3, 4)
     (2, 1)
@@ -78,7 +79,7 @@ def shared_rows(ids: int, divisor: int) -> int:
 
 
 def hashed_ids(batch: IdBatch, rows: Callable[[str], int], seed: int = 0) -> IdBatch:
-    """Each id becomes the row that it shares: its hash, modulo the `rows` of its feature."""
+    """Returns the batch with each id replaced by its hash modulo the `rows` of its feature."""
     import torch
 
     from ..core.hashing import mix64
@@ -94,7 +95,7 @@ def hashed_ids(batch: IdBatch, rows: Callable[[str], int], seed: int = 0) -> IdB
 
 
 class _ChangedSource:
-    """A source whose batches are changed on their way."""
+    """A source whose batches are passed through a function."""
 
     def __init__(self, source: Source, change: Callable[[Batch], Batch]) -> None:
         self._source, self._change = source, change
@@ -103,11 +104,11 @@ class _ChangedSource:
         return map(self._change, self._source)
 
     def state_dict(self) -> dict[str, Any]:
-        """The source's."""
+        """Returns the state of the source."""
         return self._source.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The source's."""
+        """Loads the state of the source."""
         self._source.load_state_dict(state)
 
 
@@ -122,11 +123,13 @@ def finish(
     compare: bool,
     as_json: bool,
 ) -> None:
-    """Tests where the run has not, draws the curves, and shows it all; the first rank speaks."""
+    """Tests the model if needed, draws the curves, and prints the report on rank 0."""
     report = _report(parts, run, outcome, _test(parts, trainer, outcome))
     if compare and outcome.why != "interrupted":
         if ranks.rank == 0:
-            typer.echo(f"once more, with ids that share 1/{DIVISOR} of the rows ...", err=True)
+            typer.echo(
+                f"training once more, with ids hashed to 1/{DIVISOR} of the rows ...", err=True
+            )
         if found := hashed_baseline(job, parts.model, outcome.step, ranks):
             report["baselines"]["hashed table"] = found
 
@@ -134,7 +137,7 @@ def finish(
         if ranks.rank == 0:
             _show(job, run, outcome, report, as_json=as_json)
 
-    # No rank ends before: a launcher might take that for a failure, and end the one that speaks.
+    # All ranks wait: a launcher may take an early end as a failure, and stop rank 0.
     ranks.together("the report", show)
 
 
@@ -177,10 +180,10 @@ def _report(
 
 
 def baselines(parts: JobParts, test: dict[str, float]) -> dict[str, dict[str, float]]:
-    """What the test metrics are to be compared with, each an AUC and where known a log loss.
+    """Returns baselines of the test metrics, each an AUC and, if known, a log loss.
 
-    Majority predicts the share of positives for every sample. On synthetic clicks the true chances
-    tell the best.
+    "majority" predicts the share of positives for every sample. "best reachable", for synthetic
+    clicks, predicts the true probabilities.
     """
     found: dict[str, dict[str, float]] = {}
     if test and test["ne"]:
@@ -192,7 +195,7 @@ def baselines(parts: JobParts, test: dict[str, float]) -> dict[str, dict[str, fl
 
 
 def _curves(run: RunFolder, title: str, report: dict[str, Any]) -> str | None:
-    """The path of the picture; None where it could not be drawn, which is told."""
+    """Returns the path of the plot, or None (with a message) if it could not be drawn."""
     from ..train.events import read_events
     from ..train.plot import learning_curves
 
@@ -232,7 +235,7 @@ def _next(job: Job, run: RunFolder, outcome: Outcome) -> list[str]:
     longer = {
         "done": f"--epochs {job.train.epochs + 1}",
         "step limit": f"--steps {2 * outcome.step}",
-    }.get(outcome.why)  # after an early stop it would stop at once
+    }.get(outcome.why)  # none after an early stop, which would stop again at once
     on = [f"  hedgerow train --resume --out {run.path} {longer}"] if longer else []
     return [
         "",
@@ -244,7 +247,7 @@ def _next(job: Job, run: RunFolder, outcome: Outcome) -> list[str]:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no NaN."""
+    """Returns the value with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {name: finite(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""`hedgerow zk`: what an operator does in ZooKeeper."""
+"""`hedgerow zk`: operator commands for a tree in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .options import Verbs
 if TYPE_CHECKING:
     from ..discovery.control import Control
 
-app = Verbs(help="Declare models, put them into layouts, look at a tree in ZooKeeper.")
+app = Verbs(help="Declare models, add them to layouts, and show a tree in ZooKeeper.")
 
-_Zk = Annotated[str, typer.Option(help="ZooKeeper: HOST:PORT, several with commas.")]
+_Zk = Annotated[str, typer.Option(help="Addresses of ZooKeeper: HOST:PORT, comma-separated.")]
 _Bzid = Annotated[str, typer.Option(help="The tree in ZooKeeper: letters, digits, - and _.")]
 _Layout = Annotated[str, typer.Argument(help="The layout's name.")]
 _Models = Annotated[str, typer.Argument(help="MODEL:PATTERN, as in 'ctr:ps_*'.")]
@@ -36,7 +36,7 @@ def _control(zk: str, bzid: str) -> Iterator[Control]:
 @app.command()
 def decl(
     model: Annotated[str, typer.Argument(help="The model's name.")],
-    folder: Annotated[Path, typer.Argument(help="What an export wrote, as the servers see it.")],
+    folder: Annotated[Path, typer.Argument(help="The export's folder, as the servers see it.")],
     bzid: _Bzid,
     zk: _Zk = _HOSTS,
 ) -> None:
@@ -48,7 +48,7 @@ def decl(
 
 @app.command()
 def pub(layout: _Layout, models: _Models, bzid: _Bzid, zk: _Zk = _HOSTS) -> None:
-    """Put declared sub graphs into a layout."""
+    """Add declared sub graphs to a layout."""
     with _control(zk, bzid) as control:
         for one in control.publish(layout, models):
             typer.echo(f"published {one}")
@@ -56,7 +56,7 @@ def pub(layout: _Layout, models: _Models, bzid: _Bzid, zk: _Zk = _HOSTS) -> None
 
 @app.command()
 def unpub(layout: _Layout, models: _Models, bzid: _Bzid, zk: _Zk = _HOSTS) -> None:
-    """Take sub graphs out of a layout."""
+    """Remove sub graphs from a layout."""
     with _control(zk, bzid) as control:
         for one in control.unpublish(layout, models):
             typer.echo(f"unpublished {one}")
@@ -64,6 +64,6 @@ def unpub(layout: _Layout, models: _Models, bzid: _Bzid, zk: _Zk = _HOSTS) -> No
 
 @app.command("bzid_info")
 def bzid_info(bzid: _Bzid, zk: _Zk = _HOSTS) -> None:
-    """Print everything below a bzid as JSON."""
+    """Print all nodes below a bzid as JSON."""
     with _control(zk, bzid) as control:
         typer.echo(json.dumps(control.info(), indent=2))

@@ -1,1 +1,1 @@
-"""Who serves what: lists of addresses that change while others read them."""
+"""Discovery of servers: lists of addresses that change while other threads read them."""

@@ -1,4 +1,4 @@
-"""What an operator does: declares models, puts them into layouts, looks at a bzid."""
+"""Operator commands: declare models, add them to layouts and show the nodes of a bzid."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _LOG = logging.getLogger("hedgerow")
 
 
 class Control:
-    """Operations below one bzid; every one is finished when it returns."""
+    """Operations below one bzid; each is complete when it returns."""
 
     def __init__(self, session: Session, bzid: str) -> None:
         self._client, self._places = session.client, DeploymentPaths(bzid)
 
     def declare(self, model_name: str, base: str | Path) -> list[SavedModel]:
-        """Declares every sub folder of an export: `entry` serves the latest version, others once.
+        """Declares every sub folder of an export as a sub graph, and returns the sub graphs.
 
-        A declaration that is there already is replaced.
+        `entry` gets the policy "latest", others get "latest_once". An existing declaration is
+        replaced.
         """
         check_name("model_name", model_name)
         folder = Path(base)
@@ -44,11 +45,11 @@ class Control:
         return found
 
     def saved_models(self, model_name: str) -> list[SavedModel]:
-        """The declared sub graphs of a model."""
+        """Returns the declared sub graphs of a model."""
         return [SavedModel(model_name, one) for one in self._names(self._places.models(model_name))]
 
     def publish(self, layout: str, models: str) -> list[SavedModel]:
-        """Puts declared sub graphs into a layout: "model:ps_*"; those that fit."""
+        """Adds the declared sub graphs that match "model:ps_*" to a layout, and returns them."""
         model_name, glob = self._split(models)
         found = [one for one in self.saved_models(model_name) if fnmatchcase(one.sub_graph, glob)]
         if not found:
@@ -58,7 +59,7 @@ class Control:
         return found
 
     def unpublish(self, layout: str, models: str) -> list[SavedModel]:
-        """Takes sub graphs out of a layout; those that were in it."""
+        """Removes matching sub graphs from a layout, and returns them."""
         model_name, glob = self._split(models)
         found = [
             one
@@ -69,11 +70,11 @@ class Control:
             try:
                 self._client.delete(self._places.layout(layout, model))
             except kazoo_errors().NoNodeError:
-                continue  # somebody else was quicker, and it is out
+                continue  # another process has removed it
         return found
 
     def _inside(self, layout: str) -> Iterator[SavedModel]:
-        """What is in a layout; nodes of other names are not ours to take out."""
+        """Yields the sub graphs of a layout; skips nodes with other names."""
         for name in self._names(self._places.layout(layout)):
             try:
                 yield SavedModel.parse(name)
@@ -81,7 +82,7 @@ class Control:
                 _LOG.warning("node %r of layout %s is left alone: %s", name, layout, error)
 
     def info(self) -> dict[str, Any]:
-        """Everything below the bzid as a tree; contents stand at its leaves."""
+        """Returns all nodes below the bzid as a tree; the leaves have the contents."""
         root = f"/{self._places.bzid}"
         return {name: self._tree(f"{root}/{name}") for name in self._names(root)}
 

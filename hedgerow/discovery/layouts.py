@@ -1,4 +1,4 @@
-"""Layouts: which sub graphs a group of servers serves, and by which condition they are divided."""
+"""Layouts: the sub graphs that a group of servers serves, and the conditions that divide them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .payloads import SavedModelDeployConfig
 from .zookeeper import Session
 
 _TOKEN = re.compile(r"\s*(\d+|[A-Za-z_]\w*|==|!=|<=|>=|//|[-+*/%<>()])")
-_MOST_DIGITS, _MOST_TOKENS = 18, 100  # each open bracket takes seven frames of the stack
+_MOST_DIGITS, _MOST_TOKENS = 18, 100  # each open bracket takes seven stack frames
 _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     {"or": lambda a, b: a or b},
     {"and": lambda a, b: a and b},
@@ -32,7 +32,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
 
 
 def condition_holds(text: str, numbers: Mapping[str, int]) -> bool:
-    """Whether a condition holds for these numbers; `/` divides as `//` does.
+    """Returns whether a condition holds for `numbers`; `/` divides as `//` does.
 
     >>> condition_holds("i % 2 == 1 and not i > 5", {"i": 3})
     True
@@ -41,7 +41,7 @@ def condition_holds(text: str, numbers: Mapping[str, int]) -> bool:
 
 
 class _ConditionReader:
-    """Reads one condition from left to right."""
+    """Parses and evaluates one condition from left to right."""
 
     def __init__(self, text: str, numbers: Mapping[str, int]) -> None:
         self._text, self._numbers = text, numbers
@@ -49,7 +49,7 @@ class _ConditionReader:
         while text[at:].strip():
             found = _TOKEN.match(text, at)
             if found is None:
-                raise self._wrong(f"{text[at:].strip()[:10]!r} means nothing here")
+                raise self._wrong(f"{text[at:].strip()[:10]!r} is not understood")
             self._tokens.append(found.group(1))
             at = found.end()
         if len(self._tokens) > _MOST_TOKENS:
@@ -59,7 +59,7 @@ class _ConditionReader:
     def whole(self) -> int:
         value = self._level(0)
         if self._at < len(self._tokens):
-            raise self._wrong(f"{self._tokens[self._at]!r} is too much")
+            raise self._wrong(f"{self._tokens[self._at]!r} is unexpected")
         return value
 
     def _level(self, level: int) -> int:
@@ -113,9 +113,9 @@ Deployment = tuple[SavedModel, SavedModelDeployConfig]
 
 @dataclass(frozen=True, slots=True)
 class LayoutFilter:
-    """Sub graphs whose name fits a pattern and whose numbers fulfil a condition.
+    """Selects sub graphs whose name matches a pattern and whose numbers meet a condition.
 
-    `${shard_id}` and `${shard_num}` stand for the numbers of the server that asks.
+    `${shard_id}` and `${shard_num}` are replaced by the numbers of the reading server.
 
     >>> odd = LayoutFilter("ps_{i}; i % 2 == 1")
     >>> [name for name in ("ps_0", "ps_1", "entry", "ps_13") if odd.fits(name)]
@@ -133,13 +133,13 @@ class LayoutFilter:
         names = re.findall(r"\{(\w+)\}", pattern)
         if len(set(names)) != len(names) or not all(name.isidentifier() for name in names):
             raise InputError(
-                f"layout filter {self.text!r}: each {{name}} stands once and is a word, as in "
+                f"layout filter {self.text!r}: each {{name}} appears once and is a word, as in "
                 "'ps_{i}; i % 2 == 1'."
             )
-        self._holds(dict.fromkeys(names, 1))  # what is wrong is told when it is written
+        self._holds(dict.fromkeys(names, 1))  # reports errors of the condition now
 
     def fits(self, sub_graph: str) -> bool:
-        """Whether a sub graph is one of these."""
+        """Returns whether a sub graph is selected."""
         pieces = re.split(r"(\{\w+\})", self._parts()[0])
         pattern = "".join(
             f"(?P<{one[1:-1]}>[0-9]+)" if one.startswith("{") else re.escape(one) for one in pieces
@@ -163,10 +163,10 @@ class LayoutFilter:
 
 
 class LayoutWatcher:
-    """Calls back with all sub graphs of a layout, sorted, now and after each change.
+    """Calls back with all sub graphs of a layout, sorted, at the start and after each change.
 
-    Sub graphs without a deploy config wait until theirs is declared. Calls come one after the
-    other, on the session's thread but for the first.
+    A sub graph is left out until its deploy config is declared. Calls never overlap. The first is
+    on the caller's thread, all others are on the session's.
     """
 
     def __init__(
@@ -182,12 +182,12 @@ class LayoutWatcher:
         self._told: list[Deployment] | None = None
 
     def start(self) -> None:
-        """Calls back with what is there, and from now on after changes."""
+        """Calls back with the current sub graphs, and then after every change."""
         self._session.client.ensure_path(self._places.layout(self._layout))
         self._session.follow(self._refresh)
 
     def stop(self) -> None:
-        """Calls back no more."""
+        """Stops calling back."""
         self._session.unfollow(self._refresh)
 
     def _refresh(self) -> None:

@@ -1,4 +1,4 @@
-"""Names and paths of nodes in ZooKeeper, of both generations of Monolith's layout."""
+"""Names and paths of ZooKeeper nodes in both generations of Monolith's layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVER_TYPES = ("ps", "entry", "dense")
 
 
 def check_name(what: str, name: object) -> str:
-    """A name that may be a part of a path.
+    """Returns a name; raises unless it can be a part of a path.
 
     >>> check_name("bzid", "demo-1")
     'demo-1'
@@ -28,7 +28,7 @@ def check_name(what: str, name: object) -> str:
 
 
 def check_container_part(what: str, name: object) -> str:
-    """A part of a container's name, in which clusters are written with semicolons.
+    """Returns a part of a container's name (clusters have semicolons); raises if it is invalid.
 
     >>> check_container_part("ctx_cluster", "psm;hl;canary")
     'psm;hl;canary'
@@ -39,7 +39,7 @@ def check_container_part(what: str, name: object) -> str:
 
 
 def check_server_type(server_type: object) -> str:
-    """One of the kinds of serving processes.
+    """Returns a server type; raises unless it is "ps", "entry" or "dense".
 
     >>> check_server_type("ps")
     'ps'
@@ -50,7 +50,7 @@ def check_server_type(server_type: object) -> str:
 
 
 def sub_graph_number(name: str, server_type: str) -> int:
-    """The number in a sub graph's name.
+    """Returns the number in a sub graph's name.
 
     >>> sub_graph_number("ps_12", "ps")
     12
@@ -62,7 +62,7 @@ def sub_graph_number(name: str, server_type: str) -> int:
 
 
 def join_address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets around a host of IPv6.
+    """Returns HOST:PORT, with brackets around an IPv6 host.
 
     >>> join_address("localhost", 10), join_address("::1", 10)
     ('localhost:10', '[::1]:10')
@@ -73,7 +73,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def replica_id_of(environ: Mapping[str, str]) -> int:
-    """The number of a replica: REPLICA_ID, or one made from the pod's name, or -1.
+    """Returns a replica's number: REPLICA_ID, else a hash of the pod's name, else -1.
 
     >>> replica_id_of({"MY_POD_NAME": "pod-1"}), replica_id_of({"REPLICA_ID": "3"})
     (352048498, 3)
@@ -101,10 +101,10 @@ _SERVICE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ServicePath:
-    """The parts of a path of the first generation; all None for a path of another form.
+    """The parts of a path of the first generation; all are None if the path has another form.
 
-    A replica is a number without a sign, as Monolith reads it: the node `-1` of a replica that has
-    no number yet is no service path.
+    A replica is a number without a sign, as in Monolith: the node `-1` of a replica without a
+    number is no service path.
 
     >>> found = ServicePath.parse("/b/service/m/lf:default/ps:1/0")
     >>> found.task, found.location, found.replica_id, found.ship_in("lf", "default")
@@ -123,28 +123,28 @@ class ServicePath:
 
     @classmethod
     def parse(cls, path: str) -> ServicePath:
-        """The parts of `path`."""
+        """Returns the parts of `path`."""
         found = _SERVICE.fullmatch(path)
         return cls() if found is None else cls(**found.groupdict())
 
     @property
     def task(self) -> str | None:
-        """The kind and the number, as in "ps:1"."""
+        """The server type and number, as in "ps:1"."""
         return None if self.server_type is None else f"{self.server_type}:{self.index}"
 
     @property
     def location(self) -> str | None:
-        """The data centre and the cluster, as in "lf:default"."""
+        """The data centre and cluster, as in "lf:default"."""
         return None if self.idc is None else f"{self.idc}:{self.cluster}"
 
     def ship_in(self, idc: str | None, cluster: str | None) -> bool:
-        """Whether it stands in that place; without an idc or a cluster every path does."""
+        """Returns whether the path is in a data centre and cluster; True if either is None."""
         return idc is None or cluster is None or (self.idc, self.cluster) == (idc, cluster)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPaths:
-    """Where the replicas of a model are, first generation; `dc_aware` adds their places.
+    """The paths of a model's replicas, first generation; `dc_aware` adds data centre and cluster.
 
     >>> ReplicaPaths("demo", "ffm").replica("ps", 1, "0")
     '/demo/service/ffm/ps:1/0'
@@ -162,13 +162,13 @@ class ReplicaPaths:
 
     @property
     def root(self) -> str:
-        """Above all replicas."""
+        """The node above all replicas."""
         return f"/{self.bzid}/service/{self.base_name}"
 
     def task(
         self, server_type: str, index: int, idc: str | None = None, cluster: str | None = None
     ) -> str:
-        """Above the replicas of one server."""
+        """Returns the path above the replicas of one server."""
         check_server_type(server_type)
         if not self.dc_aware:
             return f"{self.root}/{server_type}:{index}"
@@ -183,7 +183,7 @@ class ReplicaPaths:
         idc: str | None = None,
         cluster: str | None = None,
     ) -> str:
-        """One replica."""
+        """Returns the path of one replica."""
         return f"{self.task(server_type, index, idc, cluster)}/{replica}"
 
 
@@ -207,7 +207,7 @@ class SavedModel:
 
     @classmethod
     def parse(cls, text: str) -> SavedModel:
-        """What `str()` wrote."""
+        """Returns the sub graph of a text that `str()` made."""
         model_name, _, sub_graph = text.partition(":")
         return cls(model_name, sub_graph)
 
@@ -245,39 +245,39 @@ class DeploymentPaths:
         check_name("bzid", self.bzid)
 
     def container(self, container: Container | str) -> str:
-        """Where a container tells its addresses."""
+        """Returns the path of a container's addresses."""
         return f"/{self.bzid}/container_service/{container}"
 
     def bindings(self, model_name: str) -> str:
-        """Above who serves a model."""
+        """Returns the path above all bindings of a model."""
         return f"/{self.bzid}/binding/{check_name('model_name', model_name)}"
 
     def binding(self, model: SavedModel, container: Container) -> str:
-        """That a container serves a sub graph."""
+        """Returns the path of the binding of a sub graph to a container that serves it."""
         return f"{self.bindings(model.model_name)}/{model.sub_graph}:{container}"
 
     def models(self, model_name: str | None = None) -> str:
-        """Above the sub graphs of a model, or above all models."""
+        """Returns the path above the sub graphs of a model, or above all models."""
         root = f"/{self.bzid}/saved_models"
         return root if model_name is None else f"{root}/{check_name('model_name', model_name)}"
 
     def model(self, model: SavedModel) -> str:
-        """How a sub graph is to be deployed."""
+        """Returns the path of a sub graph's deploy config."""
         return f"{self.models(model.model_name)}/{model.sub_graph}"
 
     def layout(self, layout: str, model: SavedModel | None = None) -> str:
-        """A layout, or that a sub graph belongs to it."""
+        """Returns the path of a layout, or of a sub graph in it."""
         root = f"/{self.bzid}/layouts/{check_name('layout', layout)}"
         return root if model is None else f"{root}/{model}"
 
     def resource(self, shard: int, replica: int) -> str:
-        """What a machine has left."""
+        """Returns the path of a machine's free resources."""
         return f"/{self.bzid}/resource/{shard}:{replica}"
 
     def portal(self, model_name: str) -> str:
-        """That a model is to be loaded."""
+        """Returns the path of a request to load a model."""
         return f"/{self.bzid}/portal/{check_name('model_name', model_name)}"
 
     def publish(self, shard: int, replica: int, model_name: str) -> str:
-        """What the scheduler orders of one server."""
+        """Returns the path of the scheduler's order to one server."""
         return f"/{self.bzid}/publish/{shard}:{replica}:{check_name('model_name', model_name)}"

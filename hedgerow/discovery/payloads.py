@@ -1,4 +1,4 @@
-"""What stands in the nodes of ZooKeeper: JSON, written as Monolith writes it."""
+"""The contents of ZooKeeper nodes: JSON in Monolith's form."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..core.errors import FileDamagedError
 
 Family = Literal["ipv4", "ipv6"]
 UNKNOWN, START, LOADING, AVAILABLE, UNLOADING, END = 0, 10, 20, 30, 40, 50
-"""States of a replica, numbered as TensorFlow Serving does."""
+"""States of a replica, with TensorFlow Serving's numbers."""
 LOAD, UNLOAD = 1, 2
-"""What an order of Monolith's scheduler asks for."""
+"""Kinds of orders of Monolith's scheduler."""
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -27,17 +27,17 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 class _Payload:
-    """A record whose fields, in their order, are the keys; readers take absent ones as usual."""
+    """A record written as a JSON object, one key per field in order; absent keys get defaults."""
 
     __slots__ = ()
 
     def to_bytes(self) -> bytes:
-        """The node's content."""
+        """Returns the content of the node."""
         return json.dumps(asdict(self)).encode()  # pyright: ignore[reportArgumentType]
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """What to_bytes() wrote, by this or another version: unknown keys are left aside."""
+        """Returns the record in a node's content; ignores unknown keys."""
         try:
             found = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -64,7 +64,7 @@ def _damaged(cls: type, data: bytes, why: str) -> FileDamagedError:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMeta(_Payload):
-    """One replica, first generation.
+    """A replica, first generation.
 
     >>> ReplicaMeta("0.0.0.0:8500", "[fd00::1]:8500", AVAILABLE).choose()
     '[fd00::1]:8500'
@@ -83,7 +83,7 @@ class ReplicaMeta(_Payload):
     archon_address_ipv6: str | None = None
 
     def choose(self, family: Family = "ipv4", use_archon: bool = False) -> str | None:
-        """The address to use: of the family that is asked for, else of the other, else None."""
+        """Returns the address of the requested family, else of the other family, else None."""
         v4, v6 = self.address, self.address_ipv6
         if use_archon:
             v4, v6 = self.archon_address, self.archon_address_ipv6
@@ -122,7 +122,7 @@ class SavedModelDeployConfig(_Payload):
 
 @dataclass(frozen=True, slots=True)
 class ResourceSpec(_Payload):
-    """What a machine has left; None or -1 where that is unknown.
+    """The free resources of a machine; None or -1 if unknown.
 
     >>> ResourceSpec("h:1", 1, 2, 12345, 3.5).network
     -1.0
@@ -139,7 +139,7 @@ class ResourceSpec(_Payload):
 
 @dataclass(frozen=True, slots=True)
 class ModelMeta(_Payload):
-    """A model that somebody asks to be loaded.
+    """A request to load a model.
 
     >>> ModelMeta("ffm", num_shard=3).action
     'NONE'
@@ -155,9 +155,9 @@ class ModelMeta(_Payload):
 
 @dataclass(frozen=True, slots=True)
 class PublishMeta(_Payload):
-    """An order of Monolith's scheduler to one server: load a model, or unload it.
+    """An order of Monolith's scheduler to one server: load or unload a model.
 
-    `sub_models` has the folder of each sub graph; `ptype` is `LOAD` or `UNLOAD`.
+    `sub_models` has the folder of each sub graph. `ptype` is `LOAD` or `UNLOAD`.
 
     >>> PublishMeta(0, model_name="ffm", num_ps=2, ptype=UNLOAD).ptype
     2

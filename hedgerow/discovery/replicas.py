@@ -1,4 +1,4 @@
-"""Replicas in ZooKeeper, of both generations: registers one, and watches all of a model."""
+"""Replicas in ZooKeeper, of both generations: registration of one, and watching all of a model."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .payloads import AVAILABLE, UNKNOWN, ContainerServiceInfo, Family, ReplicaM
 from .targets import TargetInfo
 from .zookeeper import Session
 
-_ENTRY_DIGITS = 11  # as long as the prefix "0" and the ten digits of a node that ZooKeeper numbers
+_ENTRY_DIGITS = 11  # the prefix "0" and the ten digits that ZooKeeper appends
 
 
 class ReplicaRegistration:
-    """The node of one replica; it stands while the session does, and comes back after its loss.
+    """The node of one replica. It exists while the session does, and is made again after its loss.
 
-    The kind, the server's number and the replica's number are those of `meta`. An entry without a
-    number gets the next free one from ZooKeeper.
+    Server type, server number and replica number are those of `meta`. An entry without a number
+    gets the next free one from ZooKeeper.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ReplicaRegistration:
         self.path: str | None = None
 
     def register(self) -> str:
-        """Makes the node; its path."""
+        """Makes the node, and returns its path."""
         entry, number = self._meta.server_type == "entry", self._meta.replica
         if entry and number < 0:
             path = self._session.own.put_numbered(f"{self._above}/0", self._meta.to_bytes())
@@ -64,7 +64,7 @@ class ReplicaRegistration:
         return path
 
     def update(self, *, stat: int | None = None, address: str | None = None) -> None:
-        """Tells a new state or a new address."""
+        """Writes a new state or address to the node."""
         if self.path is None:
             raise StateError("this replica is not registered; call register() first.")
         self._meta = replace(
@@ -75,14 +75,14 @@ class ReplicaRegistration:
         self._session.own.put(self.path, self._meta.to_bytes())
 
     def withdraw(self) -> None:
-        """Removes the node; the replica may go on serving who knows it already."""
+        """Removes the node; clients that know the address can still use the replica."""
         if self.path is not None:
             self._session.own.remove(self.path)
             self.path = None
 
 
 _LOG = logging.getLogger("hedgerow")
-_NUMBER = re.compile(r"-?[0-9]+")  # -1: a replica that has no number yet
+_NUMBER = re.compile(r"-?[0-9]+")  # -1: a replica without a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ class _Replica:
 
 
 class ReplicaWatcher:
-    """Knows all replicas of a model at every moment. Owns a lock, never held during a request.
+    """Tracks all replicas of a model. Owns a lock, never held during a request.
 
-    `start()` reads them, and from then on each change is taken in when ZooKeeper tells it. While
-    ZooKeeper is away the last known replicas stay. A node that cannot be read is skipped and
-    counted as `damaged_nodes` of the session.
+    `start()` reads the replicas, and changes are applied when ZooKeeper reports them. While
+    ZooKeeper is unreachable the last known replicas stay. A node that cannot be read is skipped
+    and counted as `damaged_nodes` of the session.
     """
 
     def __init__(
@@ -118,25 +118,25 @@ class ReplicaWatcher:
         self._replicas: dict[str, _Replica] = {}
 
     def start(self) -> None:
-        """Reads the replicas, and follows them from now on."""
+        """Reads the replicas, and follows their changes from now on."""
         self.session.follow(self._refresh)
 
     def stop(self) -> None:
-        """Follows them no more; the last known ones stay."""
+        """Stops following changes; the last known replicas stay."""
         self.session.unfollow(self._refresh)
 
     def subscribe_model(self, model_name: str) -> None:
-        """A watcher has one model from the start: the name changes nothing, as in Monolith."""
+        """Does nothing: a watcher's model is set by its constructor."""
 
     def get_sync_targets(self, sub_graph: str) -> tuple[str, dict[str, TargetInfo]]:
-        """The available replicas of "ps_1" in all places; the name stays "ps_1"."""
+        """Returns the name "ps_1" unchanged, and its available replicas in all places."""
         index = sub_graph_number(sub_graph, "ps")
         return f"ps_{index}", self.replicas("ps", index)
 
     def replicas(
         self, server_type: str, index: int, idc: str | None = None, cluster: str | None = None
     ) -> dict[str, TargetInfo]:
-        """The available replicas of one server by address: of one place, or of all."""
+        """Returns the available replicas of one server, by address, in one place or in all."""
         task = f"{check_server_type(server_type)}:{index}"
         with self._lock:
             found = list(self._replicas.values())
@@ -151,7 +151,7 @@ class ReplicaWatcher:
     def addresses(
         self, server_type: str, idc: str | None = None, cluster: str | None = None
     ) -> dict[str, list[str]]:
-        """The available replicas of every server of a kind, by task: "ps:1"."""
+        """Returns the available replicas of every server of a type, by task ("ps:1")."""
         check_server_type(server_type)
         with self._lock:
             indices = {
@@ -166,7 +166,7 @@ class ReplicaWatcher:
         return {task: addresses for task, addresses in found.items() if addresses}
 
     def metas(self, task_path: str) -> dict[str, ReplicaMeta]:
-        """All replicas of one task, available or not, by number as decimal text."""
+        """Returns all replicas of one task, available or not, by number as decimal text."""
         with self._lock:
             found = dict(self._replicas)
         return {
@@ -190,7 +190,7 @@ class ReplicaWatcher:
                 replica = self._replica(task_path, name, before.get(path))
                 if replica is not None:
                     found[path] = replica
-        # In the order they registered in: of two with one address the later one is alive.
+        # In order of creation: of two nodes with one address the later one is valid.
         ordered = sorted(found.items(), key=lambda item: item[1].created)
         with self._lock:
             self._replicas = dict(ordered)
@@ -205,12 +205,12 @@ class ReplicaWatcher:
     def _replica(self, task_path: str, name: str, before: _Replica | None) -> _Replica | None:
         path, place = f"{task_path}/{name}", ServicePath.parse(task_path)
         if place.server_type not in SERVER_TYPES or not _NUMBER.fullmatch(name):
-            self._skip(path, "its path is none of a replica")
+            self._skip(path, "its path is not that of a replica")
             return None
         content = self.session.reads.content(path)
-        if content is None:  # removed since it was listed
+        if content is None:  # removed since the listing
             return None
-        if not content.data:  # emptied: it is there, and nobody knows how it is
+        if not content.data:  # emptied: the replica exists, its state is unknown
             return before and replace(before, meta=replace(before.meta, stat=UNKNOWN))
         try:
             return _Replica(place, int(name), ReplicaMeta.from_bytes(content.data), content.created)
@@ -225,19 +225,19 @@ class ReplicaWatcher:
 
 @dataclass(frozen=True, slots=True)
 class _ModelServices:
-    """What is known of the subscribed model: the services of each sub graph, by its name."""
+    """The services of each sub graph of the subscribed model, and its bindings."""
 
     services: dict[str, list[ContainerServiceInfo]]
     bindings: tuple[str, ...] | None = None
 
 
 class ZkBackend:
-    """One object for both sides: containers tell, trainers subscribe. Owns a lock.
+    """The second generation's tree: containers report to it, trainers subscribe. Owns a lock.
 
-    A trainer subscribes to one model and asks for the replicas of its sub graphs; bindings and
-    the containers' addresses are both watched. `parity=True` repeats Monolith's defects: an
-    address that changes after its binding is not noticed, an assertion for a second model, and a
-    container without a gRPC address is passed on as None.
+    A trainer subscribes to one model and gets the replicas of its sub graphs. Both bindings and
+    the containers' addresses are watched. `parity=True` repeats Monolith's defects: an address
+    that changes after its binding goes unnoticed, a second model raises AssertionError, and the
+    address of a container without gRPC is None.
     """
 
     def __init__(self, session: Session, bzid: str, *, parity: bool = False) -> None:
@@ -248,27 +248,27 @@ class ZkBackend:
         self._known = _ModelServices({})
 
     def start(self) -> None:
-        """Nothing to start: the session is, and a subscription follows from its own call."""
+        """Does nothing: the session is started, and subscribe_model() starts to follow."""
 
     def stop(self) -> None:
-        """Follows the model no more; the last known replicas stay."""
+        """Stops following the model; the last known replicas stay."""
         self.session.unfollow(self._refresh)
 
-    # What a container tells
+    # Called by containers
 
     def report_service_info(self, container: Container, info: ContainerServiceInfo) -> None:
-        """Tells the addresses of a container, for as long as this process lives."""
+        """Writes the addresses of a container; the node lasts as long as this process."""
         self.session.own.put(self.places.container(container), info.to_bytes())
 
     def get_service_info(self, container: Container) -> ContainerServiceInfo | None:
-        """What a container told; None where it told nothing."""
+        """Returns the addresses that a container has reported, or None."""
         data = self.session.reads.data(self.places.container(container))
         return None if not data else ContainerServiceInfo.from_bytes(data)
 
     def sync_available_saved_models(
         self, container: Container, models: Iterable[SavedModel]
     ) -> None:
-        """Tells which sub graphs a container serves now: these, and no others."""
+        """Sets the sub graphs that a container serves now; removes all other bindings of it."""
         wanted = {self.places.binding(model, container) for model in models}
         root, end = self.places.bindings("x").rpartition("/")[0] + "/", f":{container}"
         held = self.session.own.paths()
@@ -278,10 +278,10 @@ class ZkBackend:
         for path in sorted(told - wanted):
             self.session.own.remove(path)
 
-    # What a trainer asks
+    # Called by trainers
 
     def subscribe_model(self, model_name: str) -> None:
-        """Follows the replicas of one model; a backend has one."""
+        """Follows the replicas of a model; a backend follows one model only."""
         check_name("model_name", model_name)
         with self._lock:
             known, self._model = self._model, self._model or model_name
@@ -298,11 +298,11 @@ class ZkBackend:
             self.session.follow(self._refresh)
         except BaseException:
             with self._lock:
-                self._model = None  # so that it can be tried again
+                self._model = None  # so that a later call can retry
             raise
 
     def get_sync_targets(self, sub_graph: str) -> tuple[str, list[str]]:
-        """The name "model:ps_1", and the gRPC addresses of the containers that serve it."""
+        """Returns the name "model:ps_1" and the gRPC addresses of the containers that serve it."""
         with self._lock:
             model, services = self._model, self._known.services.get(sub_graph, [])
         if self._parity:
@@ -313,7 +313,7 @@ class ZkBackend:
         return f"{model}:{sub_graph}", [info.grpc for info in services if info.grpc]
 
     def addresses(self, server_type: str) -> dict[str, list[str]]:
-        """The replicas of every sub graph of a kind, by full name: "model:ps_1"."""
+        """Returns the replicas of every sub graph of a type, by full name ("model:ps_1")."""
         with self._lock:
             names = [name for name in self._known.services if name.split("_")[0] == server_type]
         found = dict(self.get_sync_targets(name) for name in sorted(names))
@@ -338,10 +338,10 @@ class ZkBackend:
             self._known = _ModelServices(services, names)
 
     def _info(self, container: str) -> ContainerServiceInfo | None:
-        """What a container told; one without an address of ours is skipped and counted."""
+        """Returns a container's addresses; skips and counts one without a usable address."""
         data = self.session.reads.data(self.places.container(container))
         if not data:
-            _LOG.warning("container %s serves a model and tells no address; skipped", container)
+            _LOG.warning("container %s serves a model and reports no address; skipped", container)
             self.session.counters.add("containers_without_info")
             return None
         try:
@@ -351,7 +351,7 @@ class ZkBackend:
             self.session.counters.add("damaged_nodes")
             return None
         if not info.grpc and not self._parity:
-            _LOG.warning("container %s tells no gRPC address; skipped", container)
+            _LOG.warning("container %s reports no gRPC address; skipped", container)
             self.session.counters.add("containers_without_grpc")
             return None
         return info

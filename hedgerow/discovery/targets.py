@@ -1,4 +1,4 @@
-"""Addresses to send to: fixed ones, those in a watched file, and the replicas of a sub graph."""
+"""Target addresses: fixed ones, those in a watched file, and the replicas of a sub graph."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .paths import check_name
 
 @runtime_checkable
 class Targets(Protocol):
-    """Who is there now. `current` is cheap, never waits, and many threads may call it."""
+    """The current addresses. `current` is cheap, never blocks, and is safe from many threads."""
 
     def current(self) -> list[str]:
-        """Addresses, each once: "host:port" or "[v6]:port"."""
+        """Returns the addresses, each once: "host:port" or "[v6]:port"."""
         ...
 
 
 class StaticTargets:
-    """The same addresses always, in order and each once.
+    """A fixed list of addresses, each once.
 
     >>> StaticTargets(["b:1", "a:1", "b:1"]).current()
     ['b:1', 'a:1']
@@ -37,12 +37,12 @@ class StaticTargets:
         return f"StaticTargets({list(self._addresses)})"
 
     def current(self) -> list[str]:
-        """All of them."""
+        """Returns all addresses."""
         return list(self._addresses)
 
 
 def targets_of(to: Targets | str | Sequence[str]) -> Targets:
-    """What a user gave as a list of addresses, or as one, or as an object that knows them.
+    """Returns Targets of an address, of a list of addresses, or the given Targets.
 
     >>> targets_of("127.0.0.1:8500").current()
     ['127.0.0.1:8500']
@@ -53,7 +53,7 @@ def targets_of(to: Targets | str | Sequence[str]) -> Targets:
 
 
 def check_address(address: object) -> str:
-    """An address of a host and a port.
+    """Returns an address; raises unless it is HOST:PORT.
 
     >>> check_address("[::1]:8500")
     '[::1]:8500'
@@ -69,10 +69,11 @@ T = TypeVar("T")
 
 
 class WatchedFile(Generic[T]):
-    """The value of a file; a look costs one `stat`. Owns a lock.
+    """The parsed value of a JSON file, reread when the file changes. Owns a lock.
 
-    Replace the file by renaming a new one into its place: a half-written one may be read. A file
-    that is gone or broken is counted in `counters`, and the last good value stays.
+    `current` costs one `stat` while the file is unchanged. Replace the file by a rename, so that
+    no half-written file is read. A missing or invalid file is counted in `counters`, and the last
+    valid value stays.
     """
 
     def __init__(self, path: str | Path, parse: Callable[[Any], T]) -> None:
@@ -88,7 +89,7 @@ class WatchedFile(Generic[T]):
         self._value = self._read()
 
     def current(self) -> T:
-        """The value as it is now."""
+        """Returns the current value."""
         with self._lock:
             try:
                 mark = self._mark()
@@ -115,7 +116,7 @@ class WatchedFile(Generic[T]):
 
 
 class FileTargets:
-    """The addresses in a JSON file: a list, or the list under `key` of an object.
+    """The addresses in a watched JSON file: a list, or the list under `key` of an object.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -130,7 +131,7 @@ class FileTargets:
         self.file = WatchedFile(path, self._parse)
 
     def current(self) -> list[str]:
-        """The addresses now."""
+        """Returns the current addresses."""
         return list(self.file.current())
 
     def _parse(self, found: Any) -> list[str]:
@@ -138,7 +139,7 @@ class FileTargets:
 
 
 class FileAddressBook:
-    """Replicas of many servers in a JSON object: `{"ps:0": ["127.0.0.1:8500"]}`.
+    """The replicas of many servers in a watched JSON file: `{"ps:0": ["127.0.0.1:8500"]}`.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -152,7 +153,7 @@ class FileAddressBook:
         self.file = WatchedFile(path, _book)
 
     def addresses(self, server_type: str) -> dict[str, list[str]]:
-        """The replicas of every server of a kind, by its key: "ps:1", or "model:ps_1"."""
+        """Returns the replica addresses of each server of a type, by key ("ps:1", "model:ps_1")."""
         return {
             key: list(found)
             for key, found in self.file.current().items()
@@ -161,7 +162,7 @@ class FileAddressBook:
 
 
 def kind_of(key: str) -> str:
-    """The kind of server that a key of either style names.
+    """Returns the server type that a key of either style names.
 
     >>> kind_of("ps:1"), kind_of("model:ps_1"), kind_of("model:entry")
     ('ps', 'ps', 'entry')
@@ -182,7 +183,7 @@ def _book(found: Any) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """Where a replica stands, for metrics.
+    """The place of a replica, for metrics.
 
     >>> TargetInfo("lf", "default", 0).replica_id
     0
@@ -197,27 +198,27 @@ SyncTargets = Mapping[str, TargetInfo] | Sequence[str]
 
 
 class SyncBackend(Protocol):
-    """Knows the replicas of each sub graph: "ps_1" gives the name they serve it by, and them."""
+    """A source of the replicas of each sub graph, with the name that they serve it by."""
 
     def subscribe_model(self, model_name: str) -> None:
-        """Says whose replicas are wanted."""
+        """Selects the model whose replicas are wanted."""
         ...
 
     def get_sync_targets(self, sub_graph: str) -> tuple[str, SyncTargets]:
-        """The name of a sub graph at its replicas, and their addresses as they are now."""
+        """Returns a sub graph's name at its replicas, and their current addresses."""
         ...
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts watching."""
         ...
 
     def stop(self) -> None:
-        """Watches no more."""
+        """Stops watching."""
         ...
 
 
 class ListedBackend:
-    """Replicas that lists tell: fixed ones, or those of watched files; one list a sub graph.
+    """A SyncBackend over one Targets per sub graph, fixed or in watched files.
 
     >>> from .targets import StaticTargets
     >>> backend = ListedBackend({"ps_0": StaticTargets(["127.0.0.1:8500"])})
@@ -229,22 +230,22 @@ class ListedBackend:
         self._targets = {check_name("sub_graph", name): one for name, one in targets.items()}
 
     def subscribe_model(self, model_name: str) -> None:
-        """Lists are of one model: whichever it is called."""
+        """Does nothing: the lists are those of one model."""
 
     def get_sync_targets(self, sub_graph: str) -> tuple[str, list[str]]:
-        """The list of a sub graph; one without a list has no replicas."""
+        """Returns the addresses of a sub graph; none if it has no list."""
         found = self._targets.get(sub_graph)
         return sub_graph, [] if found is None else found.current()
 
     def start(self) -> None:
-        """Nothing to start."""
+        """Does nothing."""
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Does nothing."""
 
 
 class SubGraphTargets:
-    """The replicas of one sub graph as a plain list of addresses, for `hr.publish(to=...)`.
+    """The replicas of one sub graph as Targets, for `hr.publish(to=...)`.
 
     >>> from .targets import StaticTargets
     >>> backend = ListedBackend({"ps_0": StaticTargets(["127.0.0.1:8500"])})
@@ -256,5 +257,5 @@ class SubGraphTargets:
         self._backend, self._sub_graph = backend, sub_graph
 
     def current(self) -> list[str]:
-        """Their addresses now."""
+        """Returns their current addresses."""
         return list(dict.fromkeys(self._backend.get_sync_targets(self._sub_graph)[1]))

@@ -1,4 +1,4 @@
-"""ZooKeeper: a session over kazoo that reconnects, its cached reads, and the nodes that it owns."""
+"""ZooKeeper over kazoo: a session that reconnects, its cached reads, and its ephemeral nodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..core.counters import Counters
 from ..core.errors import LaunchError, MissingExtraError, StateError
 
 SESSION_S = 10.0
-CONNECTED, LOST = "CONNECTED", "LOST"  # kazoo's words for the states of a client
+CONNECTED, LOST = "CONNECTED", "LOST"  # kazoo's names of a client's states
 
 
 def kazoo_library() -> Any:
-    """The module `kazoo.client`; an error that names the extra where it is missing."""
+    """Returns the module kazoo.client; raises an error that names the extra if it is missing."""
     try:
         import kazoo.client
     except ImportError as error:
@@ -28,7 +28,7 @@ def kazoo_library() -> Any:
 
 
 def kazoo_errors() -> Any:
-    """The module of kazoo's exceptions."""
+    """Returns the module of kazoo's exceptions."""
     kazoo_library()
     import kazoo.exceptions
 
@@ -36,7 +36,7 @@ def kazoo_errors() -> Any:
 
 
 def kazoo_failures() -> tuple[type[Exception], ...]:
-    """What a request raises that did not go through."""
+    """Returns the exceptions of requests that failed."""
     errors = kazoo_errors()
     from kazoo.handlers.threading import KazooTimeoutError
 
@@ -44,7 +44,7 @@ def kazoo_failures() -> tuple[type[Exception], ...]:
 
 
 def new_client(hosts: str, session_s: float = SESSION_S) -> Any:
-    """A client of the servers "host:port,host:port" that reconnects for ever."""
+    """Returns a client of the servers "host:port,host:port" that reconnects for ever."""
     for_ever = {"max_tries": -1, "delay": 0.05, "max_delay": 2.0}
     return kazoo_library().KazooClient(hosts, timeout=session_s, connection_retry=for_ever)
 
@@ -54,17 +54,17 @@ _Kind = Literal["data", "children"]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a node holds, and when it was made: a number that grows with every change anywhere."""
+    """A node's bytes, and the transaction id of its creation, which grows with every change."""
 
     data: bytes
     created: int
 
 
 class CachedReads:
-    """Contents and children of nodes; only what has changed is read again. Owns a lock.
+    """Cached contents and children of nodes; only changed nodes are read again. Owns a lock.
 
-    Walking a tree through it costs a request for each changed node, and nothing for the others.
-    The lock is never held during a request. `changed` is called on kazoo's thread.
+    A walk through a tree costs one request per changed node. The lock is never held during a
+    request. `changed` is called on kazoo's thread.
     """
 
     def __init__(self, client: Any, changed: Callable[[], None]) -> None:
@@ -74,20 +74,20 @@ class CachedReads:
         self._events = 0
 
     def content(self, path: str) -> Content | None:
-        """What a node holds; None where there is none."""
+        """Returns a node's content, or None if there is no node."""
         return self._read("data", path)
 
     def data(self, path: str) -> bytes | None:
-        """The bytes of a node; None where there is none."""
+        """Returns a node's bytes, or None if there is no node."""
         found = self.content(path)
         return None if found is None else found.data
 
     def children(self, path: str) -> list[str] | None:
-        """The names of the nodes below one; None where there is none."""
+        """Returns the names of a node's children, or None if there is no node."""
         return self._read("children", path)
 
     def clear(self) -> None:
-        """Forgets everything: watches do not outlive a connection."""
+        """Drops the cache: watches end with their connection."""
         with self._lock:
             self._events += 1
             self._held.clear()
@@ -99,7 +99,7 @@ class CachedReads:
             before = self._events
         found = self._ask(kind, path)
         with self._lock:
-            if self._events == before:  # else what was read may be old already
+            if self._events == before:  # else the value read may already be stale
                 self._held[kind, path] = found
         return found
 
@@ -118,7 +118,7 @@ class CachedReads:
     def _on_event(self, event: Any) -> None:
         with self._lock:
             self._events += 1
-            if event.path is None:  # the connection ended, and with it every watch
+            if event.path is None:  # the connection has ended, and all watches with it
                 self._held.clear()
             else:
                 self._held.pop(("data", event.path), None)
@@ -127,28 +127,28 @@ class CachedReads:
 
 
 class OwnNodes:
-    """Nodes that stand as long as this process does. Owns a lock, never held during a request.
+    """Ephemeral nodes of this process. Owns a lock, never held during a request.
 
-    A node that is there already is taken over if another session made it: that is what a process
-    finds that came back before its old session ended. `renew` makes missing ones again, and
-    leaves those alone that another process has taken over since.
+    An existing node of another session is taken over by put(): a restarted process finds such
+    nodes before its old session ends. `renew` makes missing nodes again. It leaves a node to a
+    process that has taken it over, unless this session was lost or the last put() failed.
     """
 
     def __init__(self, client: Any, counters: Counters) -> None:
         self._client, self._counters = client, counters
         self._lock = threading.Lock()
         self._nodes: dict[str, bytes] = {}
-        self._lost: set[str] = set()  # nodes of a session that is gone
-        self._unsent: set[str] = set()  # what a request did not bring there
+        self._lost: set[str] = set()  # nodes of a lost session
+        self._unsent: set[str] = set()  # nodes whose last put() has not succeeded
         self._unremoved: set[str] = set()
 
     def paths(self) -> list[str]:
-        """What stands, or will stand again."""
+        """Returns the paths of all nodes, including those to be made again."""
         with self._lock:
             return list(self._nodes)
 
     def put(self, path: str, data: bytes) -> None:
-        """Makes a node, or changes it; nothing is sent when it has that content."""
+        """Makes or changes a node; sends nothing if its content is the same."""
         with self._lock:
             sent = path not in self._lost and path not in self._unsent
             if sent and self._nodes.get(path) == data:
@@ -161,14 +161,14 @@ class OwnNodes:
             self._unsent.discard(path)
 
     def put_numbered(self, prefix: str, data: bytes) -> str:
-        """Makes a node with the next number after `prefix`; its path."""
+        """Makes a node with the next number after `prefix`, and returns its path."""
         path = self._client.create(prefix, data, ephemeral=True, sequence=True, makepath=True)
         with self._lock:
             self._nodes[path] = data
         return path
 
     def remove(self, path: str) -> None:
-        """Removes a node; harmless where it is gone."""
+        """Removes a node; has no effect if it is gone."""
         with self._lock:
             self._nodes.pop(path, None)
             self._lost.discard(path)
@@ -182,16 +182,15 @@ class OwnNodes:
             self._unremoved.discard(path)
 
     def mark_lost(self) -> None:
-        """The session is gone, and all nodes with it, soon if not yet."""
+        """Records that the session is lost, and all its nodes with it."""
         with self._lock:
             self._lost = set(self._nodes)
             self._unremoved.clear()
 
     def renew(self) -> None:
-        """Makes the nodes again that a lost session or another hand has removed.
+        """Makes nodes again that a lost session or another process has removed.
 
-        What a failed `put` should have brought is brought now, and what a failed `remove` left is
-        removed.
+        Also retries every `put` and `remove` that has failed.
         """
         with self._lock:
             left = list(self._unremoved)
@@ -199,10 +198,10 @@ class OwnNodes:
             self.remove(path)
         for path in self.paths():
             while not self._renewed(path):
-                self._counters.add("nodes_raced")  # put() came in between: once more
+                self._counters.add("nodes_raced")  # a put() changed it meanwhile: try again
 
     def _renewed(self, path: str) -> bool:
-        """Renews one node; whether what it holds is still what is wanted."""
+        """Renews one node; returns False if put() has changed its content meanwhile."""
         with self._lock:
             data, lost, late = self._nodes.get(path), path in self._lost, path in self._unsent
         if data is None:
@@ -220,7 +219,7 @@ class OwnNodes:
         return wanted is None
 
     def _make(self, path: str, data: bytes, *, take_over: bool, only_missing: bool = False) -> bool:
-        """Whether a node was made; one that is ours already gets the content."""
+        """Makes a node or sets the content of an own one; returns whether it was made."""
         errors = kazoo_errors()
         while True:
             stat = self._client.exists(path)
@@ -237,21 +236,21 @@ class OwnNodes:
                     return False
                 self._client.delete(path)
             except (errors.NoNodeError, errors.NodeExistsError):
-                self._counters.add("nodes_raced")  # somebody was quicker: look again
+                self._counters.add("nodes_raced")  # another process was faster: look again
 
 
-POLL_S = 60.0  # as Monolith: a look at everything, whatever watches say
-_RETRY_S = 1.0  # after a failure with the connection intact
+POLL_S = 60.0  # every node is read again after this time, as in Monolith
+_RETRY_S = 1.0  # after a job failed, if the connection is intact
 _LOG = logging.getLogger("hedgerow")
 
 
 class Session:
     """A connection to ZooKeeper that several readers share. Owns a lock and a thread.
 
-    `reads` caches; jobs given to `follow()` run whenever something that they read has changed,
-    after every reconnection, and every `poll_s` seconds. Nodes given to `own` are ephemeral and
-    are made again when a session was lost. A job that fails is counted and tried again; what it
-    had found before stays.
+    `reads` caches. A job passed to `follow()` runs whenever a node that it has read changes,
+    after every reconnection, and every `poll_s` seconds. Nodes of `own` are ephemeral and are made
+    again after the loss of the session. A job that fails is counted and retried; its earlier
+    results stay.
     """
 
     def __init__(self, client: Any, *, poll_s: float = POLL_S) -> None:
@@ -268,11 +267,11 @@ class Session:
 
     @classmethod
     def connect(cls, hosts: str, session_s: float = SESSION_S, *, poll_s: float = POLL_S) -> Self:
-        """A session with the servers "host:port,host:port", started."""
+        """Returns a started session with the servers "host:port,host:port"."""
         return cls(new_client(hosts, session_s), poll_s=poll_s).start()
 
     def start(self, timeout_s: float = 15.0) -> Self:
-        """Connects; an error if nobody answers in time."""
+        """Connects; raises LaunchError if no server answers in time."""
         if self._thread is not None:
             raise StateError("this session was started already; make a new one.")
         self.client.add_listener(self._on_state)
@@ -289,42 +288,42 @@ class Session:
         return self
 
     def stop(self) -> None:
-        """Ends the session; its nodes are gone at once."""
+        """Ends the session; its ephemeral nodes disappear at once."""
         with self._state:
             ended, self._ended = self._ended, True
             self._state.notify_all()
         if ended:
             return
         self.client.remove_listener(self._on_state)
-        self.client.stop()  # first: a job may wait for an answer that does not come
+        self.client.stop()  # first: a job may be waiting for an answer that will not come
         if self._thread is not None:
             self._thread.join()
         self.client.close()
 
     def follow(self, job: Callable[[], None]) -> None:
-        """Runs a job now, and again whenever what it read has changed."""
+        """Runs a job now, and again whenever a node that it has read changes."""
         with self._turn:
             job()
             self._jobs.append(job)
 
     def unfollow(self, job: Callable[[], None]) -> None:
-        """Runs a job no more."""
+        """Stops running a job."""
         with self._turn:
             self._jobs = [one for one in self._jobs if one != job]
 
     def wake(self) -> None:
-        """Lets the jobs run soon."""
+        """Makes the jobs run soon."""
         with self._state:
             self._pending = True
             self._state.notify_all()
 
     def settle(self, timeout_s: float = 10.0) -> bool:
-        """Waits until every change that was told has been taken in; whether that came true."""
+        """Waits until all reported changes are processed; returns False after `timeout_s`."""
         with self._state:
             return self._state.wait_for(lambda: not self._pending and not self._busy, timeout_s)
 
     def _on_state(self, state: str) -> None:
-        """On kazoo's thread, which must not wait."""
+        """Handles a change of the connection's state; runs on kazoo's thread, so never blocks."""
         if state == LOST:
             self.counters.add("sessions_lost")
             self.own.mark_lost()
@@ -347,7 +346,7 @@ class Session:
                 self._state.notify_all()
 
     def _run_jobs(self, anew: bool) -> bool:
-        """Whether all went well; without a connection there is nothing to do but wait for it."""
+        """Runs all jobs; returns whether none failed. Does nothing while disconnected."""
         if self.client.state != CONNECTED:
             return True
         if anew:
@@ -357,7 +356,7 @@ class Session:
         return not failures
 
     def _try(self, job: Callable[[], None]) -> bool:
-        """Runs one job; whatever it raises, the others and its next turn come."""
+        """Runs one job; returns whether it succeeded. Logs and counts any exception."""
         try:
             job()
         except Exception as error:

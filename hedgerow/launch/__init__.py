@@ -1,1 +1,1 @@
-"""Processes of one job: who they are, how they come together, what their connection carries."""
+"""The processes of one job: their ranks, servers, connections and devices."""

@@ -1,4 +1,4 @@
-"""The environment as typed values: the one file that reads it, and what a process keeps of it."""
+"""The environment as typed values. Only this file reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SWITCH = {"0": False, "false": False, "1": True, "true": True}
 
 
 def current() -> MutableMapping[str, str]:
-    """The environment of this process, to read and to change.
+    """Returns the environment of this process, to read and to change.
 
     >>> "PATH" in current()
     True
@@ -26,7 +26,7 @@ def current() -> MutableMapping[str, str]:
 
 
 def whole(name: str, environ: Environ, default: int | None = None) -> int:
-    """The whole number in a variable, read as `int()` reads text.
+    """Returns the whole number in a variable, parsed by `int()`.
 
     >>> whole("RANK", {"RANK": " 12 "}), whole("RANK", {}, default=0)
     (12, 0)
@@ -46,7 +46,7 @@ def whole(name: str, environ: Environ, default: int | None = None) -> int:
 
 
 def switch(name: str, environ: Environ, default: bool = False) -> bool:
-    """A variable that is 0, 1, true or false.
+    """Returns the value of a variable that is 0, 1, true or false.
 
     >>> switch("MONOLITH_WITH_BYTEPS", {"MONOLITH_WITH_BYTEPS": "True"})
     True
@@ -70,7 +70,7 @@ def choose(
     environ: Environ | None = None,
     parse: Callable[[str], T] | None = None,
 ) -> T:
-    """The value of a setting: argument, flag, config file, environment, default; the first given.
+    """Returns a setting: the first given of argument, flag, config, environment variable, default.
 
     >>> choose("backend", default="gloo", config={"backend": "nccl"})
     'nccl'
@@ -91,7 +91,7 @@ def choose(
 
 
 def set_absent(values: Mapping[str, str], environ: MutableMapping[str, str]) -> None:
-    """Sets what is not set; what is there stays.
+    """Sets the variables that are not set yet; others stay.
 
     >>> there = {"RANK": "1"}
     >>> set_absent({"RANK": "0", "WORLD_SIZE": "2"}, there)
@@ -103,7 +103,7 @@ def set_absent(values: Mapping[str, str], environ: MutableMapping[str, str]) -> 
 
 
 def present(names: Iterable[str], environ: Environ) -> list[str]:
-    """Those of `names` that are set, empty text included.
+    """Returns the names that are set, even to empty text.
 
     >>> present(("RANK", "WORLD_SIZE"), {"RANK": ""})
     ['RANK']
@@ -113,10 +113,10 @@ def present(names: Iterable[str], environ: Environ) -> list[str]:
 
 @dataclass
 class SyncTraining:
-    """What a process remembers: whether synchronous training is initialised."""
+    """Whether this process has initialised synchronous training."""
 
     inited: bool = False
 
 
-# The one exception to "no module-level state": Monolith has it as a module variable.
+# The only exception to "no module-level state": in Monolith it is a module variable.
 sync_training = SyncTraining()

@@ -1,4 +1,4 @@
-"""The addresses of a job's parameter servers, and the environment variables of each worker."""
+"""The addresses of a job's parameter servers, and the environment variables of its workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVERS, KEYS = "HEDGEROW_SERVERS", "HEDGEROW_SERVER_KEYS"
 
 @dataclass(frozen=True, slots=True)
 class ServerList:
-    """Addresses in the order of their shards, and the folder of keys if the servers have any.
+    """Server addresses in the order of shards, and the folder of keys if the servers use keys.
 
     >>> ServerList(("tcp://10.0.0.1:7000",)).variables
     {'HEDGEROW_SERVERS': 'tcp://10.0.0.1:7000'}
@@ -26,7 +26,7 @@ class ServerList:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a launcher sets for its processes."""
+        """The environment variables that a launcher sets for its processes."""
         told = {SERVERS: ",".join(self.addresses)}
         return told if self.keys is None else {**told, KEYS: str(self.keys)}
 
@@ -34,9 +34,9 @@ class ServerList:
 def server_list(
     servers: Sequence[str] | None = None, *, environ: env.Environ | None = None
 ) -> ServerList | None:
-    """The argument, else HEDGEROW_SERVERS with HEDGEROW_SERVER_KEYS, else None: no servers.
+    """Returns `servers`, else those of HEDGEROW_SERVERS, else None (no servers).
 
-    Keys of the environment belong to servers of the environment.
+    Keys from HEDGEROW_SERVER_KEYS are used only with servers from the environment.
 
     >>> there = {"HEDGEROW_SERVERS": "10.0.0.1:7000, 10.0.0.2:7000"}
     >>> server_list(environ=there)
@@ -64,7 +64,7 @@ def server_list(
 
 @dataclass(frozen=True, slots=True)
 class ProcessAddress:
-    """A place for a process: a machine by number or name, its address, a free port there."""
+    """A place for a process: a machine (by id or name), its address, and a free port there."""
 
     machine: str
     host: str
@@ -72,10 +72,10 @@ class ProcessAddress:
 
 
 def worker_variables(spots: Sequence[ProcessAddress], servers: ServerList) -> list[dict[str, str]]:
-    """Torchrun's names, so that scripts and torch know their rank; by worker.
+    """Returns the environment of each worker, with torchrun's variables for rank and world size.
 
-    >>> here = Spot("a", "10.0.0.1", 20000)
-    >>> told = worker_variables([here, Spot("b", "10.0.0.2", 20000), here], ServerList(("s:1",)))
+    >>> here, there = ProcessAddress("a", "10.0.0.1", 20000), ProcessAddress("b", "10.0.0.2", 20000)
+    >>> told = worker_variables([here, there, here], ServerList(("s:1",)))
     >>> [(one["RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in told]
     [('0', '0', '2'), ('1', '0', '1'), ('2', '1', '2')]
     >>> told[1]["MASTER_ADDR"], told[1]["HEDGEROW_SERVERS"]
@@ -93,7 +93,7 @@ def worker_variables(spots: Sequence[ProcessAddress], servers: ServerList) -> li
                 "LOCAL_WORLD_SIZE": str(on_machine[spot.machine]),
                 "MASTER_ADDR": spots[0].host,
                 "MASTER_PORT": str(spots[0].port),
-                "PYTHONUNBUFFERED": "1",  # lines are passed on when they are written
+                "PYTHONUNBUFFERED": "1",  # so that each line is passed on when it is written
                 **servers.variables,
             }
         )

@@ -1,4 +1,4 @@
-"""Runs a job of servers and workers to its end: passes on what they say, ends all in order."""
+"""Runs a job of servers and workers to its end: shows their output and stops them in order."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Protocol
 from ..core.errors import ConfigError, InputError
 
 FAILED = 1
-_SIGNALLED = 128  # and the signal's number, as shells do
+_SIGNALLED = 128  # plus the signal's number, as shells do
 Show = Callable[[str, bool], None]
-"""Takes a line, and whether it is for stderr."""
+"""Shows a line; the second argument is whether it goes to stderr."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What to start: servers, and workers that run `script` (and its arguments) with Python.
+    """What a job runs: servers, and workers that run `script` (and its arguments) with Python.
 
-    >>> JobPlan(servers=0, workers=2, script=("train.py",))
+    >>> JobSpec(servers=0, workers=2, script=("train.py",))
     Traceback (most recent call last):
         ...
     hedgerow.core.errors.InputError: servers is 0; it must be at least 1.
@@ -45,7 +45,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLine:
-    """A line of a worker."""
+    """A line of output of a worker."""
 
     rank: int
     is_error: bool
@@ -54,14 +54,14 @@ class WorkerLine:
 
 @dataclass(frozen=True, slots=True)
 class JobMessage:
-    """Something about the job that its user may want to know."""
+    """A message about the job for its user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnded:
-    """A worker ended; `why` if its status does not say it."""
+    """The end of a worker; `why` is set if its status is not the reason."""
 
     rank: int
     status: int
@@ -70,7 +70,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class JobLost:
-    """The job cannot go on."""
+    """The failure of the whole job."""
 
     why: str
     status: int = FAILED
@@ -85,28 +85,28 @@ class JobProcesses(Protocol):
     """The processes of a job, wherever they run."""
 
     def start(self, post: Post) -> None:
-        """Starts servers and, once these listen, workers; `post` is called from any thread."""
+        """Starts the servers and, when all listen, the workers. Any thread may call `post`."""
         ...
 
     def stop_workers(self) -> None:
-        """Asks all workers to end; each still posts that it ended."""
+        """Asks all workers to end; each still posts its end."""
         ...
 
     def stop_servers(self) -> list[str]:
-        """Lets servers save and end; what went wrong, if anything did."""
+        """Lets the servers save and end; returns errors as text."""
         ...
 
     def close(self) -> None:
-        """Ends whatever is still there."""
+        """Ends all remaining processes."""
         ...
 
 
 def run_job(crew: JobProcesses, workers: int, show: Show) -> int:
-    """The job's status: 0, that of the first worker that failed, or 128 and a signal's number."""
+    """Returns the job's status: 0, the first failed worker's, or 128 plus a signal's number."""
     events: queue.SimpleQueue[Watched] = queue.SimpleQueue()
 
     def post(event: Event) -> None:
-        if isinstance(event, JobMessage):  # at once: a start may take long
+        if isinstance(event, JobMessage):  # shown now: the start may take long
             show(f"hedgerow: {event.text}", True)
         else:
             events.put(event)
@@ -125,7 +125,7 @@ def run_job(crew: JobProcesses, workers: int, show: Show) -> int:
 
 @contextmanager
 def _signals_as(post: Post) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the job in order; the second one at once."""
+    """Makes the first SIGINT or SIGTERM end the job in order, and a second one at once."""
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def first(number: int, _frame: object) -> None:
@@ -143,7 +143,7 @@ def _signals_as(post: Post) -> Iterator[None]:
 
 
 def _watch(events: queue.SimpleQueue[Watched], crew: JobProcesses, workers: int, show: Show) -> int:
-    """Until every worker ended; the first failure ends the others."""
+    """Waits until every worker has ended; stops the others after the first failure."""
     left, status = workers, 0
     while left:
         event = events.get()

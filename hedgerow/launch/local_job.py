@@ -1,4 +1,4 @@
-"""Servers and workers of a job as processes of this machine."""
+"""Runs the servers and workers of a job as processes of this machine."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from . import env
 from .job_variables import ProcessAddress, ServerList, worker_variables
 from .job_watch import JobLost, JobMessage, JobSpec, Post, WorkerEnded, WorkerLine
 
-_SIGNALLED = 128  # and the signal's number, as shells do
+_SIGNALLED = 128  # plus the signal's number, as shells do
 _GRACE_S = 10.0  # between SIGTERM and SIGKILL
-_MOST_LINES = 1000  # told at once
+_MOST_LINES = 1000  # per ProcessOutput, and waiting
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutput:
-    """Lines since the last time, each with whether it was an error's; `status` once it ended."""
+    """New lines of output, each with whether it is from stderr; and the status after the end."""
 
     lines: tuple[tuple[bool, str], ...] = ()
     status: int | None = None
 
 
 class ScriptProcess:
-    """A command that runs; its lines wait until `next` takes them, its pipes until there is room.
+    """A running command. Its output waits until `next` takes it; a full queue blocks the process.
 
-    It has a session of its own, so that Ctrl-C of a terminal reaches the launcher alone, and so
-    that whatever it started ends with it. Safe from two threads: one takes, one may stop it.
+    It has a session of its own, so that Ctrl-C in a terminal reaches only the launcher, and so
+    that all processes that it started end with it. One thread may take output while another stops
+    the process.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ScriptProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
         return self._process.pid
 
     def _read(self, pipe: IO[bytes], is_error: bool) -> None:
@@ -69,7 +70,7 @@ class ScriptProcess:
         self._lines.put(None)
 
     def next(self) -> ProcessOutput:
-        """What it said since the last time; waits until it says something or has ended."""
+        """Waits for output or the end of the process, and returns all new lines."""
         found: list[tuple[bool, str]] = []
         while self._open_pipes and len(found) < _MOST_LINES:
             try:
@@ -83,11 +84,11 @@ class ScriptProcess:
         if self._open_pipes:
             return ProcessOutput(tuple(found))
         status = self._process.wait()
-        self._signal_all(signal.SIGKILL)  # what it left behind
+        self._signal_all(signal.SIGKILL)  # ends the processes that it left running
         return ProcessOutput(tuple(found), status if status >= 0 else _SIGNALLED - status)
 
     def stop(self, grace_s: float = _GRACE_S) -> None:
-        """Asks it to end, and makes it end if it does not."""
+        """Asks the process to end, and kills it after `grace_s` seconds."""
         self._signal_all(signal.SIGTERM)
         try:
             self._process.wait(grace_s)
@@ -98,17 +99,17 @@ class ScriptProcess:
         try:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
-            return  # all of them are gone
+            return  # all of them have ended
 
 
-# Below the ports that Linux gives to outgoing connections (32768..60999): none of those, a client's
-# own attempt to connect again included, can take the port of a server that is being restarted.
+# Below Linux' ports for outgoing connections (32768..60999), so that none of them, not even a
+# client's attempt to reconnect, can take the port of a server that is being restarted.
 _FIRST_PORT, _LAST_PORT = 15000, 29999
 _TRIES = 200
 
 
 def free_port(host: str, avoid: Collection[int] = ()) -> int:
-    """A port of this machine that nobody listens on, and none of `avoid`.
+    """Returns a port of this machine on which no process listens, and which is not in `avoid`.
 
     >>> 15000 <= free_port("127.0.0.1") < 30000
     True
@@ -134,13 +135,13 @@ def _is_free(host: str, port: int) -> bool:
 
 
 _HOST = "127.0.0.1"
-_SAVE_S = 3600.0  # for a server to save all its rows
+_SAVE_S = 3600.0  # how long a server may take to save all its rows
 
 
 class LocalProcesses:
-    """`server` is the command of a server; it gets --shard, --listen and so on.
+    """The processes of a job on this machine; `server` is a server's command without its options.
 
-    Nobody restarts a server here: if one dies, the job ends. That is for Ray, or a supervisor.
+    A server that dies is not restarted: the job ends. Use Ray or a supervisor for restarts.
     """
 
     def __init__(self, plan: JobSpec, server: Sequence[str]) -> None:
@@ -152,7 +153,7 @@ class LocalProcesses:
         self._stopping = False
 
     def start(self, post: Post) -> None:
-        """All servers at once, then workers."""
+        """Starts all servers at once, then all workers."""
         environ = env.current()
         names = [f"{i}/{self._plan.servers}" for i in range(self._plan.servers)]
         for name in names:
@@ -194,15 +195,17 @@ class LocalProcesses:
         if not self._stopping:
             post(JobLost(f"server {name} ended with status {told.status}; the job ends."))
         elif told.status:
-            self._complaints.append(f"server {name} ended with status {told.status}; is it saved?")
+            self._complaints.append(
+                f"server {name} ended with status {told.status}; its rows may not be saved."
+            )
 
     def stop_workers(self) -> None:
-        """All at once."""
+        """Stops all workers at once."""
         for worker in self._workers:
             self._watch(worker.stop)
 
     def stop_servers(self) -> list[str]:
-        """They save, each for itself."""
+        """Stops all servers, which save their rows, and returns errors as text."""
         self._stopping = True
         for server in self._servers:
             self._watch(server.stop, _SAVE_S)
@@ -211,14 +214,14 @@ class LocalProcesses:
         return self._complaints
 
     def close(self) -> None:
-        """Nothing is left behind."""
+        """Kills all remaining processes."""
         self._stopping = True
         for process in (*self._workers, *self._servers):
             process.stop(0)
 
 
 def _address_of(name: str, server: ScriptProcess) -> str:
-    """The line that a server says when clients may come."""
+    """Waits until a server listens, and returns the address, its first line of output."""
     lines: list[str] = []
     while True:
         told = server.next()

@@ -18,7 +18,7 @@ from . import env
 from .env import Environ
 from .rank_info import RankInfo, rank_info
 
-# Below the ports that Linux gives to outgoing connections (32768..60999), above the well-known.
+# Below Linux' ports for outgoing connections (32768..60999), above the well-known ports.
 _FIRST_PORT, _PORTS = 15000, 15000
 _JOB_NAMES = (
     *("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"),
@@ -33,7 +33,7 @@ def meeting_point(
     master_port: int | None = None,
     environ: Environ | None = None,
 ) -> tuple[str, int]:
-    """Address and port: the arguments, MASTER_ADDR and MASTER_PORT, or what the launcher implies.
+    """Returns rank 0's address and port: arguments, MASTER_ADDR and MASTER_PORT, or the launcher's.
 
     >>> info = RankInfo(rank=0, world_size=2, local_world_size=2, launcher="ompi")
     >>> meeting_point(info, environ={"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"})
@@ -63,14 +63,14 @@ def _implied_address(info: RankInfo, environ: Environ) -> str:
     if info.launcher == "slurm" and nodes:
         return first_host(nodes)
     raise ConfigError(
-        f"{info.world_size} processes, {info.local_world_size} of them here: rank 0 is on some "
-        f"machine that {info.launcher} does not tell; set MASTER_ADDR to its name for every "
+        f"{info.world_size} processes, {info.local_world_size} of them here: "
+        f"{info.launcher} does not report rank 0's machine; set MASTER_ADDR to its name for every "
         f"process (mpirun -x MASTER_ADDR=host)."
     )
 
 
 def _implied_port(info: RankInfo, environ: Environ) -> int:
-    """The same number in every process of a job, another one in other jobs."""
+    """Returns a port that is the same in every process of a job, and differs between jobs."""
     job = ".".join(environ[name] for name in _JOB_NAMES if name in environ)
     if not job:
         raise ConfigError(
@@ -81,7 +81,7 @@ def _implied_port(info: RankInfo, environ: Environ) -> int:
 
 
 def first_host(nodes: str) -> str:
-    """The first machine of SLURM's short list.
+    """Returns the first machine in SLURM's compressed list.
 
     >>> first_host("gpu[07-09,12],login"), first_host("a,b")
     ('gpu07', 'a')
@@ -93,7 +93,7 @@ def first_host(nodes: str) -> str:
 
 
 def get_device(info: RankInfo, *, force_on_cpu: bool = False) -> torch.device:
-    """`cuda:<local rank>`, or device 0 where only one is visible; without CUDA the CPU.
+    """Returns `cuda:<local rank>`, or device 0 if only one is visible; the CPU without CUDA.
 
     >>> get_device(RankInfo(), force_on_cpu=True)
     device(type='cpu')
@@ -104,7 +104,7 @@ def get_device(info: RankInfo, *, force_on_cpu: bool = False) -> torch.device:
 
 
 def device_index(local_rank: int, visible: int) -> int:
-    """Which of the visible devices a process takes.
+    """Returns the index of a process's device among the visible ones.
 
     >>> device_index(3, 8), device_index(3, 1)  # narrowed to one by CUDA_VISIBLE_DEVICES
     (3, 0)
@@ -120,7 +120,7 @@ def device_index(local_rank: int, visible: int) -> int:
 
 
 def get_visible_gpus(local_rank: int, processes_per_gpu: int = 1) -> str:
-    """The device of a process where several share one, as text for CUDA_VISIBLE_DEVICES.
+    """Returns a process's device for CUDA_VISIBLE_DEVICES if several processes share a device.
 
     >>> get_visible_gpus(2, 1), get_visible_gpus(1, 2), get_visible_gpus(3, 2)
     ('2', '0', '1')
@@ -133,7 +133,7 @@ BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
-    """How processes talk: the backend, and how long one waits for the others."""
+    """The backend of a group, and how long a process waits for the others."""
 
     backend: str
     timeout_s: float
@@ -146,10 +146,11 @@ def group_settings(
     config: Mapping[str, Any] | None = None,
     environ: env.Environ | None = None,
 ) -> GroupSettings:
-    """Each from its argument, the config file, EMB_DIST_BACKEND or HEDGEROW_TIMEOUT_S, the default.
+    """Returns the settings: from arguments, config file, environment variables, or defaults.
 
-    A process that dies closes its connections and is noticed at once; the timeout is for machines
-    that vanish without a word. It must be longer than the longest wait in a healthy job.
+    The variables are EMB_DIST_BACKEND and HEDGEROW_TIMEOUT_S. A process that dies closes its
+    connections, which is noticed at once. The timeout is for machines that disappear without
+    closing them. It must be longer than the longest wait in a healthy job.
 
     >>> group_settings(timeout_s=20, environ={"EMB_DIST_BACKEND": "gloo"})
     GroupSettings(backend='gloo', timeout_s=20)
@@ -189,9 +190,9 @@ def start_process_group(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> RankInfo:
-    """Joins the group of all processes and takes this one's device; a second call changes nothing.
+    """Joins the group of all processes and sets the device; has no effect if already joined.
 
-    Under plain python the group is of this process alone: the same script runs everywhere.
+    Under plain Python the group has only this process, so the same script also runs alone.
 
     >>> start_process_group()
     RankInfo(rank=0, local_rank=0, world_size=1, local_world_size=1, launcher='none')
@@ -227,7 +228,7 @@ def _in_url(address: str) -> str:
 
 
 def _tell_torch(info: RankInfo, address: str, port: int, environ: MutableMapping[str, str]) -> None:
-    """torch's own names, for libraries that read them; what is set stays."""
+    """Sets torch's own variables for libraries that read them; does not change set ones."""
     values = {
         "RANK": info.rank,
         "WORLD_SIZE": info.world_size,
@@ -240,14 +241,14 @@ def _tell_torch(info: RankInfo, address: str, port: int, environ: MutableMapping
 
 
 def end_process_group() -> None:
-    """Leaves the group, if there is one."""
+    """Leaves the group if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 @contextmanager
 def process_group(**settings: Any) -> Iterator[RankInfo]:
-    """`start_process_group` and, whatever happens, `end_process_group`.
+    """Joins the group inside the `with` block; see start_process_group().
 
     >>> with process_group() as info:
     ...     info.world_size

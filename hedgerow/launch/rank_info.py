@@ -1,4 +1,4 @@
-"""Which process of the job this one is, from the variables of torchrun, OpenMPI, MPICH or SLURM."""
+"""This process's rank in its job, from the variables of torchrun, OpenMPI, MPICH or SLURM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .env import Environ
 _log = logging.getLogger(__name__)
 
 ALONE = "none"
-# By launcher: variables of rank, local rank, world size and local world size.
+# Per launcher: the variables of rank, local rank, world size and local world size.
 _NAMES: dict[str, tuple[str, str, str, str]] = {
     "ompi": (
         "OMPI_COMM_WORLD_RANK",
@@ -29,12 +29,12 @@ _NAMES: dict[str, tuple[str, str, str, str]] = {
     "slurm": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
 }
 SOURCES = ("any", *_NAMES)
-_INTERACTIVE = {"bash", "interactive"}  # a shell inside an allocation is no process of a job
+_INTERACTIVE = {"bash", "interactive"}  # names of a shell in an allocation, not of a job's process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """One process among those of a job; `launcher` is "none" under plain python.
+    """The place of a process in its job; `launcher` is "none" under plain Python.
 
     >>> RankInfo(rank=3, local_rank=1, world_size=4, local_world_size=2, launcher="torchrun").node
     1
@@ -62,17 +62,17 @@ class RankInfo:
 
     @property
     def node(self) -> int:
-        """The machine's number, where all machines run equally many processes."""
+        """The machine's number, if all machines run equally many processes."""
         return self.rank // self.local_world_size
 
     @property
     def one_machine(self) -> bool:
-        """Whether all processes run here."""
+        """Whether all processes run on this machine."""
         return self.local_world_size == self.world_size
 
 
 def rank_info(source: str = "any", environ: Environ | None = None) -> RankInfo:
-    """From the first complete set of variables: OpenMPI, torchrun, MPICH, SLURM; else alone.
+    """Returns the rank from the first complete set: OpenMPI, torchrun, MPICH, SLURM; else alone.
 
     >>> env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     >>> rank_info(environ=env)
@@ -127,7 +127,7 @@ def _mpich(environ: Environ) -> RankInfo | None:
 
 
 def _torchrun(environ: Environ) -> RankInfo | None:
-    """Also the two variables that torch itself asks for: then all processes are on one machine."""
+    """Reads torchrun's variables; RANK and WORLD_SIZE alone mean that all run on one machine."""
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
     whole = {"LOCAL_RANK": environ["RANK"], "LOCAL_WORLD_SIZE": environ["WORLD_SIZE"]}
@@ -156,7 +156,7 @@ def _slurm(environ: Environ) -> RankInfo | None:
 
 
 def _slurm_tasks_here(environ: Environ, world: int) -> int:
-    """SLURM tells tasks by node as `2(x3),1`."""
+    """Returns the number of tasks on this node, from SLURM's list such as `2(x3),1`."""
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         if name in environ:
             counts = tasks_per_node(name, environ[name])
@@ -168,7 +168,7 @@ def _slurm_tasks_here(environ: Environ, world: int) -> int:
 
 
 def tasks_per_node(name: str, text: str) -> list[int]:
-    """SLURM's short form, written out.
+    """Returns the counts of SLURM's compressed list.
 
     >>> tasks_per_node("SLURM_TASKS_PER_NODE", "2(x3),1")
     [2, 2, 2, 1]
@@ -202,7 +202,7 @@ def _nothing_half_set(environ: Environ, source: str) -> None:
 
 
 def one_number(which: int, default: int, source: str, environ: Environ | None) -> int:
-    """A single variable (0 rank, 1 local rank, 2 size, 3 local size) of the first launcher with it.
+    """Returns one variable (0 rank, 1 local rank, 2 size, 3 local size) of the first launcher set.
 
     >>> one_number(0, 0, "any", {"SLURM_PROCID": "4"})
     4
@@ -219,7 +219,7 @@ def one_number(which: int, default: int, source: str, environ: Environ | None) -
 
 
 def get_mpi_rank(*, source: str = "any", environ: Environ | None = None) -> int:
-    """The rank of this process, 0 where no launcher tells it.
+    """Returns the rank of this process; 0 if no launcher sets it.
 
     >>> get_mpi_rank(environ={"OMPI_COMM_WORLD_RANK": "5"})
     5
@@ -228,7 +228,7 @@ def get_mpi_rank(*, source: str = "any", environ: Environ | None = None) -> int:
 
 
 def get_mpi_local_rank(*, source: str = "any", environ: Environ | None = None) -> int:
-    """The rank among the processes of this machine, 0 where no launcher tells it.
+    """Returns the rank among the processes of this machine; 0 if no launcher sets it.
 
     >>> get_mpi_local_rank(environ={"LOCAL_RANK": "1"})
     1
@@ -237,7 +237,7 @@ def get_mpi_local_rank(*, source: str = "any", environ: Environ | None = None) -
 
 
 def get_mpi_size(*, source: str = "any", environ: Environ | None = None) -> int:
-    """The number of processes, 1 where no launcher tells it.
+    """Returns the number of processes; 1 if no launcher sets it.
 
     >>> get_mpi_size(source="ompi", environ={"WORLD_SIZE": "10"})
     1
@@ -246,7 +246,7 @@ def get_mpi_size(*, source: str = "any", environ: Environ | None = None) -> int:
 
 
 def get_mpi_local_size(*, source: str = "any", environ: Environ | None = None) -> int:
-    """The number of processes on this machine, 1 where no launcher tells it.
+    """Returns the number of processes on this machine; 1 if no launcher sets it.
 
     >>> get_mpi_local_size(environ={"OMPI_COMM_WORLD_LOCAL_SIZE": "8"})
     8
@@ -255,7 +255,7 @@ def get_mpi_local_size(*, source: str = "any", environ: Environ | None = None) -
 
 
 def rank_zero_printer(info: RankInfo, stream: TextIO | None = None) -> Callable[..., None]:
-    """A function like `print` that writes in rank 0 alone, at once, to stdout or `stream`.
+    """Returns a function like `print` that prints and flushes in rank 0 only.
 
     >>> say = rank_zero_printer(RankInfo())
     >>> say("loss", 0.5)

@@ -1,4 +1,4 @@
-"""Servers and workers of a job as actors of a Ray cluster."""
+"""Runs the servers and workers of a job as actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .local_job import ProcessOutput, ScriptProcess, free_port
 
 
 def ray_library() -> Any:
-    """The module `ray`; an error that names the extra where it is missing."""
+    """Returns the module ray; raises an error that names the extra if it is missing."""
     try:
         import ray
     except ImportError as error:
@@ -34,7 +34,7 @@ def ray_library() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOrder:
-    """A server: the dotted name of what runs it, who it is, where it is at home, what it keeps."""
+    """One server: the dotted name of its function, its shard, its place and its folders."""
 
     entry: str
     shard: str
@@ -46,16 +46,16 @@ class ServerOrder:
 
 
 def look_around(local: bool, avoid: Collection[int]) -> ProcessAddress:
-    """Where this runs, and a port that is free there."""
+    """Returns this node's id and address, and a free port on it."""
     ray = ray_library()
     host = "127.0.0.1" if local else ray.util.get_node_ip_address()
     return ProcessAddress(ray.get_runtime_context().get_node_id(), host, free_port(host, avoid))
 
 
 class ServerActor:
-    """One server; Ray makes the actor again after a crash, and `serve` goes on from the log.
+    """An actor with one server. Ray restarts it after a crash, and `serve` recovers from the log.
 
-    Methods run side by side in threads: `serve` for the server's whole life, the others beside.
+    Methods run in threads of their own: `serve` during the server's whole life.
     """
 
     def __init__(self, order: ServerOrder) -> None:
@@ -65,7 +65,7 @@ class ServerActor:
         self._listens, self._gone = threading.Event(), threading.Event()
 
     def serve(self) -> None:
-        """Serves at the address it has for good, until `stop`."""
+        """Serves at the server's fixed address until `stop`."""
         try:
             self._serve()
         finally:
@@ -80,7 +80,7 @@ class ServerActor:
                 f"server {order.shard} was at {spot.host}, and that machine is gone; start the job "
                 f"again: the rows are in its checkpoint folder."
             )
-        # The name comes from the program's own verb; this folder may not know the servers'.
+        # A dotted name, because this package must not import the servers' package.
         run = pkgutil.resolve_name(order.entry)
         run(
             order.shard,
@@ -106,12 +106,12 @@ class ServerActor:
         self._stop = stop
 
     def where(self) -> tuple[str, int]:
-        """Its address and process, once clients may come; no address if it could not start."""
+        """Returns address and process id when clients may come; no address if the start failed."""
         self._listens.wait()
         return self._address, os.getpid()
 
     def stop(self) -> None:
-        """Lets it save and end; what nobody asked to keep is removed."""
+        """Lets the server save and end; deletes its files if the job has no checkpoint folder."""
         if self._stop is not None and not self._gone.is_set():
             self._stop()
             self._gone.wait()
@@ -120,7 +120,7 @@ class ServerActor:
 
 
 class WorkerActor:
-    """One worker: the script as a process of its own."""
+    """An actor with one worker: the script as a process of its own."""
 
     def __init__(self, script: Sequence[str], told: Mapping[str, str], folder: str) -> None:
         if not Path(folder).is_dir():
@@ -132,7 +132,7 @@ class WorkerActor:
         self._process = ScriptProcess([sys.executable, *script], environ, folder)
 
     def next(self) -> ProcessOutput:
-        """What the script said; waits for it."""
+        """Returns the script's new output; waits for it."""
         return self._process.next()
 
     def stop(self) -> None:
@@ -141,18 +141,18 @@ class WorkerActor:
 
 
 _NAMESPACE = "hedgerow"
-_OBJECTS_BYTES = 2**27  # of Ray's own store, through which next to nothing goes: rows go by ZeroMQ
-_ROOM_S = 300.0  # for a place: a cluster may have to grow first
-_THREADS = 4  # of an actor: its work, and who asks or stops it meanwhile
+_OBJECTS_BYTES = 2**27  # of Ray's object store, which is hardly used: rows are sent by ZeroMQ
+_ROOM_S = 300.0  # how long to wait for resources: a cluster may have to grow first
+_THREADS = 4  # of an actor: one for its work, others for calls meanwhile
 _ADDRESS = "RAY_ADDRESS"
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # actors that book no GPU see the machine's
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # actors that reserve no GPU still see the GPUs
 }
 
 
 class RayCluster:
-    """So many processes of one core each, on the cluster at RAY_ADDRESS or a local one."""
+    """A reservation of `processes` cores on the cluster at RAY_ADDRESS, or on a local one."""
 
     def __init__(self, processes: int) -> None:
         self.ray = ray_library()
@@ -163,16 +163,16 @@ class RayCluster:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is started for the job and ends with it."""
+        """Whether the cluster is started for the job and ends with it."""
         return not self._address
 
     @property
     def words(self) -> str:
-        """As messages call it."""
+        """The cluster's name in messages."""
         return "a Ray cluster of its own" if self.is_own else f"the Ray cluster at {self._address}"
 
     def join(self) -> None:
-        """Connects; a cluster of its own has room for all processes, whatever the cores."""
+        """Connects; a cluster of its own accepts all processes, whatever the number of cores."""
         env.set_absent(_QUIET, env.current())
         common = {"namespace": _NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if self.is_own:
@@ -189,7 +189,7 @@ class RayCluster:
                 self.ray.init(address=self._address, **common)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise LaunchError(
-                    f"{_ADDRESS} is {self._address!r}, and no cluster lets us in there: {error}. "
+                    f"{_ADDRESS} is {self._address!r}, and connecting to it failed: {error}. "
                     f"Is it up? If it asks for a token, RAY_AUTH_TOKEN must be the same on both "
                     f"sides."
                 ) from error
@@ -198,7 +198,7 @@ class RayCluster:
     def place(
         self, look: Callable[[bool, Collection[int]], ProcessAddress]
     ) -> list[ProcessAddress]:
-        """A spot for each process, on as many machines as there are; `look` runs on each."""
+        """Returns a place for each process, spread over the machines; `look` runs at each place."""
         from ray.util.placement_group import placement_group
 
         bundles = [{"CPU": 1.0}] * self._processes
@@ -216,7 +216,7 @@ class RayCluster:
         return spots
 
     def actor(self, kind: type, place: int, name: str, *, lasting: bool = False) -> Any:
-        """What makes a named actor at a place; one that lasts is made again whenever it is lost."""
+        """Returns a factory of a named actor at a place; a lasting actor is restarted if lost."""
         return self.ray.remote(kind).options(
             name=name,
             num_cpus=1,
@@ -234,7 +234,7 @@ class RayCluster:
         return {"scheduling_strategy": strategy}
 
     def leave(self) -> None:
-        """Gives the places back; a cluster of its own ends."""
+        """Frees the places; a cluster of its own ends."""
         from ray.util.placement_group import remove_placement_group
 
         if self._group is not None:
@@ -243,13 +243,13 @@ class RayCluster:
         self.is_joined = False
 
 
-_STARTS = 5  # of a server that is lost before it listens, one after the other
+_STARTS = 5  # attempts in a row to restart a server that is lost before it listens
 _SAVE_S, _END_S = 3600.0, 30.0
-_RETURN_S, _PAUSE_S = 120.0, 0.2  # for Ray to start a lost actor again
+_RETURN_S, _PAUSE_S = 120.0, 0.2  # how long Ray may take to restart an actor, and between checks
 
 
 class RayProcesses:
-    """`entry` is the dotted name of what runs one server."""
+    """A job's processes on a Ray cluster; `entry` is the dotted name of a server's function."""
 
     def __init__(self, plan: JobSpec, entry: str) -> None:
         self._plan, self._entry = plan, entry
@@ -260,7 +260,7 @@ class RayProcesses:
         self._stopping = False
 
     def start(self, post: Post) -> None:
-        """Servers where Ray has room for them; workers once all of them listen."""
+        """Starts servers where Ray has resources, and workers when all servers listen."""
         plan, cluster = self._plan, self._cluster
         cluster.join()
         post(JobMessage(f"job {self._job} on {cluster.words}."))
@@ -288,7 +288,7 @@ class RayProcesses:
             _in_thread(self._watch_worker, rank, worker, post)
 
     def _first_lives(self, names: Sequence[str], post: Post) -> list[str]:
-        """Starts all servers, waits for their addresses, and watches over them from then on."""
+        """Starts all servers, returns their addresses, and watches the servers from then on."""
         get = self._cluster.ray.get
         lives = [server.serve.remote() for server in self._servers]
         waits = [server.where.remote() for server in self._servers]
@@ -304,7 +304,7 @@ class RayProcesses:
         return addresses
 
     def _watch_server(self, name: str, server: Any, life: Any, post: Post) -> None:
-        """Ray brings the actor back; here it is told to serve again."""
+        """Makes a server serve again after Ray has restarted its actor."""
         ray, starts = self._cluster.ray, 0
         while True:
             why = _outcome(ray, life)
@@ -326,7 +326,7 @@ class RayProcesses:
                 post(JobMessage(f"server {name} is back at {address} (process {process})."))
 
     def _await_return(self, server: Any) -> None:
-        """An actor that Ray is about to start answers at once that it is not there yet."""
+        """Waits until an actor is restarted; until then its calls fail at once as unavailable."""
         ray, limit_s = self._cluster.ray, time.monotonic() + _RETURN_S
         while not self._stopping:
             try:
@@ -352,12 +352,12 @@ class RayProcesses:
                 return
 
     def stop_workers(self) -> None:
-        """All at once; they post that they ended."""
+        """Stops all workers at once; each posts its end."""
         for worker in self._workers:
             worker.stop.remote()
 
     def stop_servers(self) -> list[str]:
-        """They save, all at once."""
+        """Stops all servers at once, which save their rows, and returns errors as text."""
         self._stopping = True
         ray = self._cluster.ray
         stops = [server.stop.remote() for server in self._servers]
@@ -370,7 +370,7 @@ class RayProcesses:
         return complaints
 
     def close(self) -> None:
-        """Workers first, then servers, in order if there is time; a second time does nothing."""
+        """Ends workers, then servers, in order if time allows; a second call has no effect."""
         self._stopping = True
         if not self._cluster.is_joined:
             return
@@ -389,7 +389,7 @@ def _in_thread(target: Any, *args: object) -> None:
 
 
 def _outcome(ray: Any, life: Any) -> str | None:
-    """None if the actor was lost; else why it serves no more."""
+    """Returns None if the actor was lost, else why it serves no more."""
     try:
         ray.get(life)
     except ray.exceptions.RayActorError:
@@ -398,7 +398,7 @@ def _outcome(ray: Any, life: Any) -> str | None:
         return str(error.cause)
     except ray.exceptions.RayError as error:
         return _first_line(error)
-    return "it ended, and nobody told it to"
+    return "it ended without being stopped"
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Runs a script in several processes of this machine, through torchrun."""
+"""Runs a script in several processes of this machine, by torchrun."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..core.errors import ConfigError, FileMissingError, InputError
 from . import env
 
 _SETTINGS = {"nproc": int, "backend": str, "timeout_s": (int, float)}
-_SIGNALLED = 128  # and the signal's number, as shells do
+_SIGNALLED = 128  # plus the signal's number, as shells do
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The table `[launch]` of a TOML file: nproc, backend, timeout_s."""
+    """Returns the table `[launch]` of a TOML file: nproc, backend, timeout_s."""
     if not path.exists():
         raise FileMissingError(f"no config file {path}; check --config.")
     try:
@@ -39,7 +39,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def processes(
     flag: int | None, config: Mapping[str, Any], environ: env.Environ | None = None
 ) -> int:
-    """How many: the flag, the config file, HEDGEROW_NPROC, or 1.
+    """Returns the number of processes: the flag, the config file, HEDGEROW_NPROC, or 1.
 
     >>> processes(None, {"nproc": 4}, {"HEDGEROW_NPROC": "2"})
     4
@@ -59,7 +59,7 @@ def processes(
 
 
 def command(nproc: int, target: Sequence[str], *, module: bool = False) -> list[str]:
-    """The command line of torchrun for one machine; it finds a free port itself.
+    """Returns torchrun's command line for one machine; torchrun finds a free port itself.
 
     >>> command(2, ["train.py", "--epochs", "3"])[1:]
     ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', '--', \
@@ -73,18 +73,18 @@ def command(nproc: int, target: Sequence[str], *, module: bool = False) -> list[
 def run_script(
     nproc: int, target: Sequence[str], config: Mapping[str, Any], *, module: bool = False
 ) -> int:
-    """Runs it to its end; the status of the job: 0, or not if a process failed.
+    """Runs a script to its end; returns the job's status, which is 0 if no process failed.
 
-    What the config file says goes to the processes through the environment, where it stands above
-    what was set there and below the arguments of the script's own calls. Ctrl-C and SIGTERM are
-    passed on, once: processes then have the half minute that torchrun gives them to save.
+    Settings of the config file are passed in environment variables: they override the caller's
+    variables, and arguments in the script override them. Ctrl-C and SIGTERM are passed on once:
+    processes then have 30 seconds, torchrun's limit, to save.
     """
     environ = dict(env.current())
     for name, variable in (("backend", "EMB_DIST_BACKEND"), ("timeout_s", "HEDGEROW_TIMEOUT_S")):
         if name in config:
             environ[variable] = str(config[name])
     environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it too, and warn
-    # A group of its own: a terminal's Ctrl-C would reach torchrun a second time, and end its wait.
+    # A process group of its own: else a terminal's Ctrl-C would reach torchrun a second time.
     started = command(nproc, target, module=module)
     with subprocess.Popen(started, env=environ, process_group=0) as job, _passed_on(job):
         status = job.wait()
@@ -93,9 +93,9 @@ def run_script(
 
 @contextmanager
 def _passed_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
-    """The first signal goes to the job; torchrun kills what has not ended half a minute later.
+    """Passes on the first signal to the job; torchrun kills what still runs 30 seconds later.
 
-    A second would end its wait and leave processes behind that nobody looks after.
+    A second signal would end torchrun's wait and leave processes running.
     """
     sent: list[int] = []
 

@@ -1,6 +1,6 @@
-"""Trained models that answer requests: export, versions, servers, clients. Public as `hr.serving`.
+"""Serving of trained models: export, versions, servers and clients. Public as `hr.serving`.
 
-gRPC and protobuf load with the first server or client that is made, not with this package.
+The import of this package does not import gRPC or protobuf: the first server or client does.
 """
 
 from __future__ import annotations

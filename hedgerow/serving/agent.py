@@ -1,4 +1,4 @@
-"""The agent beside a server: reports the server to ZooKeeper, and answers who serves what."""
+"""The agent of a server: registers the server in ZooKeeper and answers queries for addresses."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _LOG = logging.getLogger("hedgerow")
 
 
 class AddressBook(Protocol):
-    """Knows replicas: a ReplicaWatcher, a ZkBackend, a FileAddressBook."""
+    """Looks up the addresses of replicas: a ReplicaWatcher, a ZkBackend or a FileAddressBook."""
 
     def addresses(self, server_type: str) -> Mapping[str, Sequence[str]]:
-        """The replicas of every server of a kind, by its key: "ps:1", or "model:ps_1"."""
+        """Returns the replica addresses of each server of a type, by key ("ps:1", "model:ps_1")."""
         ...
 
 
 class AgentServer:
-    """Answers GetReplicas, GetResource and HeartBeat; `start()` it, or use it in a `with`.
+    """A gRPC server of GetReplicas, GetResource and HeartBeat; `start()` it, or use `with`.
 
-    `resource` tells what the machine has left; without it, what the system says.
+    `resource` returns the free resources of the machine; the default is machine_resource().
 
     >>> class Nobody:
     ...     def addresses(self, server_type):
@@ -90,12 +90,12 @@ class AgentServer:
             raise
 
     def start(self) -> Self:
-        """Answers from now on."""
+        """Starts to answer requests."""
         self._server.start()
         return self
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Answers no more; requests under way have `grace_s` seconds."""
+        """Stops the server; requests in flight have `grace_s` seconds to end."""
         self._server.stop(grace_s).wait()
         self._pool.shutdown()
 
@@ -138,7 +138,7 @@ class AgentServer:
 
 
 def _kind(number: int) -> str:
-    """The kind of servers that a request asks for; the wire lets any number through.
+    """Returns the server type of a request in lower case; the wire format allows any number.
 
     >>> _kind(0)
     'ps'
@@ -151,7 +151,7 @@ def _kind(number: int) -> str:
 def machine_resource(
     address: str | None = None, shard_id: int = -1, replica_id: int = -1
 ) -> ResourceSpec:
-    """Free memory in bytes, idle cores and load of this machine; -1 for what nobody measures.
+    """Returns the free memory in bytes, idle cores and load of this machine; -1: not measured.
 
     >>> machine_resource("h:1", 1, 2).cpu >= 0
     True
@@ -180,7 +180,7 @@ _STATES = {"UNKNOWN": 0, "START": 10, "LOADING": 20, "AVAILABLE": 30, "UNLOADING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlan:
-    """Where ZooKeeper is, where the agent listens, and the server that it speaks for."""
+    """The addresses of ZooKeeper, of the agent, and of the server that the agent reports."""
 
     hosts: str
     bzid: str
@@ -191,7 +191,7 @@ class AgentPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlan:
-    """A replica of the first generation; a place makes the tree aware of data centres."""
+    """A replica of the first generation; `idc` and `cluster` name its data centre."""
 
     base_name: str
     server_type: str
@@ -203,7 +203,7 @@ class ReplicaPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerPlan:
-    """A container of the second generation: what it serves of a model, by layout."""
+    """A container of the second generation, and the part of a model that its layout gives it."""
 
     container: Container
     model_name: str
@@ -213,7 +213,7 @@ class ContainerPlan:
 
 
 def state_of(client: PredictionClient, model_name: str, timeout_s: float = 1.0) -> int:
-    """The state of a model at a server: available if a version is, else that of the newest.
+    """Returns AVAILABLE if a version of a model answers at a server, else the newest one's state.
 
     >>> with PredictionClient("127.0.0.1:1") as client:
     ...     state_of(client, "ps_0")
@@ -235,7 +235,7 @@ def run_agent(
     tell: Callable[[str], None],
     stop: threading.Event,
 ) -> None:
-    """Speaks for the server until `stop`; `tell` gets the agent's address."""
+    """Reports the server to ZooKeeper until `stop` is set; `tell` gets the agent's address."""
     with ExitStack() as stack:
         session = stack.enter_context(Session.connect(plan.hosts, plan.session_s))
         client = stack.enter_context(PredictionClient(plan.server))
@@ -252,7 +252,7 @@ def run_agent(
         while not stop.wait(_LOOK_S):
             try:
                 look()
-            except kazoo_failures() as error:  # it comes back, and with it what was told
+            except kazoo_failures() as error:  # the session reconnects and restores its nodes
                 _LOG.warning("ZooKeeper: %r; trying again", error)
 
 

@@ -1,4 +1,4 @@
-"""The inputs of a signature by name, and the arguments of a model that they become."""
+"""The named inputs of a signature, and their conversion to the arguments of the model's forward."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..nn.export_ops import traced_batch
 from .model import TensorSpec
 
 LENGTHS, WEIGHTS = "_lengths", "_weights"
-_SAMPLES = 5  # of the batch a graph is traced with; 0 and 1 would become part of the graph
+_SAMPLES = 5  # samples in the traced batch; export would make sizes 0 and 1 constants of the graph
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A tensor with one entry a sample: its name, element type and the sizes after the first.
+    """A tensor argument with one entry per sample: name, dtype, and sizes after the first.
 
-    One that is `implied` holds no number, as the dense columns of data without any: no client
-    sends it.
+    An `implied` tensor has no elements (a dense input of width 0, for example). Clients do not
+    send it.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Numbers:
     implied: bool = False
 
     def specs(self) -> dict[str, TensorSpec]:
-        """Itself."""
+        """Returns the input of this argument by name; none if it is implied."""
         return {} if self.implied else {self.name: TensorSpec(self.dtype, (None, *self.sizes))}
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns a dict for JSON."""
         implied = {"implied": True} if self.implied else {}
         plain = {"name": self.name, "dtype": dtype_name(self.dtype), "sizes": list(self.sizes)}
         return {**plain, **implied}
@@ -47,9 +47,9 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """An IdBatch: of every feature all ids, how many each sample has, and their weights if any.
+    """An IdBatch argument: per feature all ids, the number of ids per sample, optional weights.
 
-    Strings of a feature that `fields` names become `hr.id64(value, field)`.
+    Clients may send strings for a feature in `fields`: they become `hr.id64(value, field)`.
     """
 
     features: tuple[str, ...]
@@ -57,7 +57,7 @@ class Ids:
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def specs(self) -> dict[str, TensorSpec]:
-        """Two or three inputs a feature."""
+        """Returns the two or three inputs of each feature by name."""
         found: dict[str, TensorSpec] = {}
         for name in self.features:
             found[name] = found[name + LENGTHS] = TensorSpec(torch.int64, (None,))
@@ -66,12 +66,12 @@ class Ids:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns a dict for JSON."""
         fields = {"fields": dict(self.fields)} if self.fields else {}
         return {"features": list(self.features), "weighted": self.weighted, **fields}
 
     def batch(self, inputs: Mapping[str, Tensor]) -> IdBatch:
-        """The batch, without a look at values: a graph is traced through it."""
+        """Returns the batch without reading any value, so that a graph can be traced through it."""
         values = torch.cat([inputs[name] for name in self.features])
         lengths = torch.stack([inputs[name + LENGTHS] for name in self.features])
         weights = None
@@ -82,11 +82,11 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The arguments of a model in their order.
+    """The arguments of a model's forward, in order.
 
-    A tensor argument is an input under the name it has in `forward`. An IdBatch is, for every
-    feature `f`, the inputs `f` (all ids, sample after sample), `f_lengths` (ids of each sample),
-    and `f_weights` where the batch has weights.
+    A tensor argument is one input, with its name in `forward`. An IdBatch has these inputs for
+    every feature `f`: `f` (all ids, sample after sample), `f_lengths` (number of ids per sample),
+    and `f_weights` if the batch has weights.
 
     >>> arguments = Arguments((Numbers("dense", torch.float32, (4,)), Ids(("user",), False)))
     >>> list(arguments.specs())
@@ -97,14 +97,14 @@ class Arguments:
 
     @property
     def sent(self) -> list[Numbers | Ids]:
-        """Those of which clients send something."""
+        """The arguments for which clients send inputs."""
         return [one for one in self.each if isinstance(one, Ids) or not one.implied]
 
     @staticmethod
     def of(model: nn.Module, example: object, fields: Mapping[str, str] | None = None) -> Arguments:
-        """Those of the model's forward, told from an example: one argument, or a tuple of them.
+        """Returns the arguments of the model's forward, from an example: one argument or a tuple.
 
-        `fields` says what strings of features are hashed with.
+        `fields` has the hash field of each feature that clients may send as strings.
         """
         given = example if isinstance(example, tuple | list) else (example,)
         named = [*inspect.signature(model.forward).parameters.values()]
@@ -126,11 +126,11 @@ class Arguments:
         return made
 
     def specs(self) -> dict[str, TensorSpec]:
-        """All inputs, in the order in which the graph takes them."""
+        """Returns all inputs by name, in the order in which the graph takes them."""
         return {name: spec for one in self.each for name, spec in one.specs().items()}
 
     def fields(self) -> dict[str, str]:
-        """Of every input that may be strings, what they are hashed with."""
+        """Returns the hash field of each input that may be strings."""
         return {
             name: field
             for one in self.each
@@ -139,12 +139,12 @@ class Arguments:
         }
 
     def samples(self) -> str:
-        """An input that has one entry a sample."""
+        """Returns the name of an input that has one entry per sample."""
         first = self.sent[0]
         return first.name if isinstance(first, Numbers) else first.features[0] + LENGTHS
 
     def build(self, inputs: Mapping[str, Tensor]) -> list[Tensor | IdBatch]:
-        """What the model is called with."""
+        """Returns the arguments to call the model with."""
         found: list[Tensor | IdBatch] = []
         for one in self.each:
             if isinstance(one, Ids):
@@ -157,7 +157,7 @@ class Arguments:
         return found
 
     def made_up(self) -> dict[str, Tensor]:
-        """Inputs to trace a graph with, none of whose sizes is special or equal by accident."""
+        """Returns inputs to trace a graph with; sizes that may differ do differ in them."""
         found: dict[str, Tensor] = {}
         for one in self.sent:
             if isinstance(one, Numbers):
@@ -173,7 +173,7 @@ class Arguments:
         return found
 
     def shapes(self) -> list[dict[int, Any]]:
-        """Which sizes of the inputs may change: samples, and the ids of each feature."""
+        """Returns the dynamic sizes of each input: the samples, and the ids of each feature."""
         samples = torch.export.Dim("samples")
         found: list[dict[int, Any]] = []
         for one in self.sent:
@@ -186,12 +186,12 @@ class Arguments:
         return found
 
     def to_list(self) -> list[dict[str, Any]]:
-        """Fit for JSON."""
+        """Returns a list for JSON."""
         return [argument.to_dict() for argument in self.each]
 
     @staticmethod
     def from_list(plain: Sequence[Mapping[str, Any]]) -> Arguments:
-        """What `to_list` was called on."""
+        """Returns the arguments of a list that `to_list` made."""
         return Arguments(tuple(_from_dict(one) for one in plain))
 
 

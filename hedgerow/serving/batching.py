@@ -1,4 +1,4 @@
-"""Batches concurrent requests into one run of a model, and splits the outputs again."""
+"""Joins concurrent requests into one run of a model, and splits the outputs among them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ..core.errors import ConfigError
 from .arguments import LENGTHS, WEIGHTS, Arguments, Ids, Numbers
 from .model import Joining, Tensors
 
-SAMPLES = "samples"  # the cut of an output that has one entry a sample
-_SIZES = (3, 2, 4)  # samples of the requests that are tried
-_CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # sums in another order; samples that mix differ by far more
+SAMPLES = "samples"  # the cut of an output with one entry per sample
+_SIZES = (3, 2, 4)  # numbers of samples of the trial requests
+_CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # allows another summation order, not a mix of samples
 
 Cuts = Mapping[str, str]
 Model = Callable[[list[Tensor]], Mapping[str, Tensor]]
 
 
 def find_cuts(model: Model, arguments: Arguments, known: Mapping[str, Tensor]) -> Cuts | None:
-    """How the outputs of joined requests are cut: by samples, or by an output with lengths.
+    """Returns how to cut each output of joined requests: by samples, or by an output of lengths.
 
-    The model answers some requests, each alone and all joined; `known` has ids of each feature
-    that own rows. None where no cut gives the outputs that each had alone: a model that looks
-    across its samples, or draws numbers, must not see those of others.
+    Runs the model on random requests, alone and joined. `known` has some ids of each feature that
+    have rows. Returns None if no cut gives each request the output that it gets alone: requests
+    of a model that mixes samples or draws random numbers must not be joined.
 
     >>> arguments = Arguments((Numbers("x", torch.float32, (2,)),))
     >>> find_cuts(lambda inputs: {"y": inputs[0] * 2}, arguments, {})
@@ -44,7 +44,7 @@ def find_cuts(model: Model, arguments: Arguments, known: Mapping[str, Tensor]) -
     try:
         alone = [model([*one.values()]) for one in requests]
         together = model([*joined.values()])
-    except Exception as error:  # whatever a model raises on numbers that were made up
+    except Exception as error:  # a model may raise anything on random inputs
         logging.getLogger("hedgerow").warning(
             "requests of this model will not be joined: it fails on tried inputs: %s", error
         )
@@ -56,7 +56,7 @@ def find_cuts(model: Model, arguments: Arguments, known: Mapping[str, Tensor]) -
 def pieces(
     outputs: Mapping[str, Tensor], cuts: Cuts, samples: Sequence[int]
 ) -> list[dict[str, Tensor]] | None:
-    """The outputs of each of several joined requests; None where they are not as the cuts say.
+    """Returns the outputs of each joined request, or None if their sizes do not fit the cuts.
 
     >>> found = {"y": torch.arange(3), "y_lengths": torch.tensor([2, 1])}
     >>> pieces(found, {"y": "y_lengths", "y_lengths": "samples"}, [1, 1])[1]
@@ -72,14 +72,14 @@ def pieces(
 
 
 def _lengths(lengths: Tensor, samples: Sequence[int]) -> list[int] | None:
-    """How many values each request has, of how many each sample has."""
+    """Returns the number of values per request, from the number per sample; None if invalid."""
     if lengths.dim() != 1 or lengths.is_floating_point() or len(lengths) != sum(samples):
         return None
     return [int(part.sum()) for part in lengths.split(list(samples))]
 
 
 def _cut(name: str, together: Mapping[str, Tensor], alone: list[Mapping[str, Tensor]]) -> str:
-    """The cut that gives each request what it had alone; empty where none does."""
+    """Returns the cut that gives each request the output that it gets alone; empty if none does."""
     for cut in (SAMPLES, name + LENGTHS):
         if cut != SAMPLES and cut not in together:
             continue
@@ -111,14 +111,14 @@ def _numbers(one: Numbers, samples: int, draw: torch.Generator) -> Tensor:
     shape = (samples, *one.sizes)
     if one.dtype.is_floating_point or one.dtype.is_complex:
         return torch.randn(shape, generator=draw).to(one.dtype)
-    return torch.randint(2, shape, generator=draw).to(one.dtype)  # small: they may be places
+    return torch.randint(2, shape, generator=draw).to(one.dtype)  # small: they may be indices
 
 
 def _ids(
     one: Ids, name: str, known: Tensor | None, samples: int, draw: torch.Generator
 ) -> dict[str, Tensor]:
     lengths = torch.randint(4, (samples,), generator=draw)
-    lengths[0] = samples + 1  # so that ids and samples are never as many
+    lengths[0] = samples + 1  # so that the number of ids never equals the number of samples
     count = int(lengths.sum())
     if known is None or not len(known):
         known = torch.arange(1, 8)
@@ -135,9 +135,9 @@ _Shape = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How long a request may wait for others, and how many rows run at once.
+    """How long a request waits for others, and the most rows in one run.
 
-    A request waits only while another of the same signature is running: alone, it never waits.
+    A request waits only while another request of its signature runs. A request alone never waits.
 
     >>> Batching(window_s=0.005).most_rows
     4096
@@ -153,19 +153,19 @@ class Batching:
 
 
 class _Job:
-    """A request: its inputs and its own deadline, then its outputs or its error."""
+    """A request: its inputs, its context with its deadline, and its outputs or its error."""
 
     __slots__ = ("context", "error", "inputs", "outputs", "rows")
 
     def __init__(self, inputs: Tensors, rows: int) -> None:
         self.inputs, self.rows = inputs, rows
-        self.context: Context = copy_context()  # of its thread: another one may run it
+        self.context: Context = copy_context()  # another thread may run this request
         self.outputs: Tensors | None = None
         self.error: Exception | None = None
 
 
 class _Group:
-    """Requests that run together; the thread of the first one runs them."""
+    """Requests that run together, in the thread of the first one."""
 
     __slots__ = ("done", "full", "jobs", "rows")
 
@@ -176,7 +176,7 @@ class _Group:
 
 
 class Batcher:
-    """A signature's `run` that joins the inputs of several callers; owns a lock.
+    """The `run` of a signature, which joins the inputs of concurrent callers. Owns a lock.
 
     >>> joining = Joining("x", {"y": "samples"})
     >>> double = Batcher(lambda inputs: {"y": inputs["x"] * 2}, joining, Batching())
@@ -196,8 +196,8 @@ class Batcher:
         self._running = 0
 
     def __call__(self, inputs: Tensors) -> Tensors:
-        """The outputs of these inputs."""
-        self._joining.check(inputs)  # now: joined, one wrong request may hide another
+        """Returns the outputs for these inputs."""
+        self._joining.check(inputs)  # before the join: two invalid requests may be valid together
         rows = len(inputs[self._joining.samples])
         if rows >= self._batching.most_rows:
             return self._run(inputs)
@@ -213,7 +213,7 @@ class Batcher:
         return job.outputs
 
     def _join(self, job: _Job, shape: _Shape) -> tuple[_Group, bool, bool]:
-        """Its group, whether it leads it, and whether the group waits for more."""
+        """Returns the request's group, whether it leads the group, and whether the group waits."""
         most = self._batching.most_rows
         with self._lock:
             group = self._open.get(shape)
@@ -234,7 +234,7 @@ class Batcher:
         try:
             if waits:
                 group.full.wait(self._batching.window_s)
-            with self._lock:  # from here on nobody joins
+            with self._lock:  # no request joins the group after this
                 if self._open.get(shape) is group:
                     del self._open[shape]
             self._run_jobs(group.jobs)
@@ -246,21 +246,21 @@ class Batcher:
     def _run_jobs(self, jobs: list[_Job]) -> None:
         if len(jobs) > 1 and self._run_joined(jobs):
             return
-        for job in jobs:  # alone, so that one wrong request spoils no other
+        for job in jobs:  # one by one: an invalid request must not fail the others
             try:
                 job.outputs = job.context.run(self._run, job.inputs)
             except Exception as error:
                 job.error = error
 
     def _run_joined(self, jobs: list[_Job]) -> bool:
-        """Whether it worked, and the outputs could be cut."""
+        """Returns whether the joined run succeeded and its outputs could be cut."""
         names = jobs[0].inputs
         try:
             outputs = self._run(
                 {name: torch.cat([job.inputs[name] for job in jobs]) for name in names}
             )
         except Exception:
-            return False  # each runs alone then, and raises what it raises
+            return False  # each request then runs alone and gets its own error
         cut = pieces(outputs, self._joining.cuts, [job.rows for job in jobs])
         for job, own in zip(jobs, cut or (), strict=False):
             job.outputs = own

@@ -1,4 +1,4 @@
-"""From a folder that `export` wrote to a model that answers: all is checked before it does."""
+"""Loads a bundle, a folder that `export` wrote, as a model; checks everything before it answers."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ from .rows import read_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleTrust:
-    """Which bundles are loaded.
+    """Which bundles may be loaded.
 
-    With `keys` only those that one of them signed. `unsigned` allows others. `old` allows bundles
-    of release 0.1, whose files can run code: only those whose makers are trusted.
+    With `keys`, only bundles that one of the keys signed. `unsigned` allows bundles without a
+    signature. `old` allows bundles of release 0.1, whose files can run code: set it only if you
+    trust who made them.
 
     >>> BundleTrust().unsigned, BundleTrust.of(unsigned=False).keys
     (True, ())
@@ -65,18 +66,18 @@ class BundleTrust:
     def of(
         *, key: str | PathLike[str] | None = None, unsigned: bool = True, old: bool = False
     ) -> BundleTrust:
-        """With the key of a file; only what it signed is loaded then."""
+        """Returns a policy; with a key file, only bundles signed with its key are loaded."""
         keys = () if key is None else (read_key(Path(key)),)
         return BundleTrust(keys=keys, unsigned=unsigned and not keys, old=old)
 
     def check(self, folder: Path, manifest: BundleManifest, data: bytes) -> None:
-        """Refuses a bundle that is not trusted; `data` are the bytes of its manifest."""
+        """Raises if the bundle is not trusted; `data` is the content of its manifest file."""
         if self.keys:
             check_signature(folder, self.keys, data)
         elif not self.unsigned:
             raise FileDamagedError(
-                f"{folder}: a server that other machines can reach loads signed bundles alone. "
-                f"Sign them and pass --trust KEY, or say --trust-unsigned."
+                f"{folder}: a server that other machines can reach loads only signed bundles. "
+                f"Sign them and pass --trust KEY, or pass --trust-unsigned."
             )
         if manifest.is_old and not self.old:
             raise FileDamagedError(
@@ -94,18 +95,18 @@ def load_bundle(
     key: str | PathLike[str] | None = None,
     trusted: bool = False,
 ) -> Model:
-    """A version of a model, ready to answer, under the name `name`.
+    """Returns a version of a model, ready to answer, under the name `name`.
 
-    Every byte is checked first: a bundle that is cut off, changed or of another form is refused.
-    Nothing in a bundle is run as code. `ask` brings rows from the servers of a model that was
-    exported with `servers`. `key` is a file with a key that must have signed it. `trusted` allows
-    bundles of release 0.1, which can run code: only from makers whom you trust.
+    Every byte is checked first: a truncated, changed or unknown bundle is refused. Nothing in a
+    bundle is run as code. `ask` fetches the rows of a model that was exported with `servers`.
+    `key` is the file of a key that must have signed the bundle. `trusted` allows bundles of
+    release 0.1, which can run code: use it only if you trust who made them.
     """
     return load_trusted(local_path(folder), name, BundleTrust.of(key=key, old=trusted), ask=ask)
 
 
 def load_trusted(folder: Path, name: str, trust: BundleTrust, *, ask: Ask | None = None) -> Model:
-    """As load_bundle(); what is loaded is logged: version, rows, seconds and where it came from."""
+    """Loads a bundle as load_bundle() does, and logs its version, rows, load time and folder."""
     begin_s = time.monotonic()
     try:
         model = _load(folder, name, trust, ask)
@@ -113,7 +114,7 @@ def load_trusted(folder: Path, name: str, trust: BundleTrust, *, ask: Ask | None
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise FileDamagedError(f"the manifest of {folder} makes no sense: {reason}.") from error
+        raise FileDamagedError(f"the manifest of {folder} is invalid: {reason}.") from error
     except (MemoryError, OSError, RuntimeError) as error:
         raise FileDamagedError(f"{folder} cannot be loaded: {error}.") from error
     rows = 0 if model.followed is None else model.followed.rows()
@@ -137,7 +138,7 @@ def _load(folder: Path, name: str, trust: BundleTrust, ask: Ask | None) -> Model
     configs = {n: TableConfig.from_dict(dict(p)) for n, p in manifest.tables.items()}
     with ExitStack() as stack:
         copies = None
-        if trust.keys:  # what is read later must be what was signed, whoever may write to `folder`
+        if trust.keys:  # load a copy: others may be able to write to `folder` after the check
             copies = Path(stack.enter_context(TemporaryDirectory(prefix="hedgerow-bundle-")))
         files = checked_bytes(folder, manifest.files, wanted, copies)
         rows = _rows(copies or folder, manifest, configs, ask)
@@ -147,7 +148,7 @@ def _load(folder: Path, name: str, trust: BundleTrust, ask: Ask | None) -> Model
 def _rows(
     folder: Path, manifest: BundleManifest, configs: dict[str, TableConfig], ask: Ask | None
 ) -> ReadableRows:
-    """The rows, here or on servers."""
+    """Returns the rows of the bundle, or a reader of the rows on servers."""
     if manifest.holds_rows:
         if f"{ROWS}/manifest.json" not in manifest.files:
             raise FileDamagedError(f"the manifest of {folder} names no rows.")
@@ -155,14 +156,14 @@ def _rows(
     if configs and ask is None:
         raise NotSupportedError(
             f"{folder} holds no rows: they are on {manifest.servers} servers, ps_0 and on. Serve "
-            f"those bundles, and load this one with ask=, which brings rows from them."
+            f"those bundles, and load this one with ask=, which reads rows from them."
         )
     dims = {name: config.dim for name, config in configs.items()}
     return RemoteRows(dims, _routers(manifest), ask or (lambda _: {}))
 
 
 class _BundleLoader:
-    """A bundle whose rows are there, to become a model; its files lie in `checked`."""
+    """Makes a model of a bundle whose rows are loaded; `checked` has the checked files."""
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class _BundleLoader:
         self._close: list[Callable[[], None]] = []
 
     def model(self, name: str) -> Model:
-        """The model with all its signatures."""
+        """Returns the model with all its signatures."""
         manifest, rows = self._manifest, self._rows
         store = rows if isinstance(rows, HostTables) else None
         if store is not None:
@@ -194,12 +195,12 @@ class _BundleLoader:
         return Model(name, self._version(), signatures, self.free, followed)
 
     def free(self) -> None:
-        """Gives everything back."""
+        """Frees the rows and the program."""
         for one in self._close:
             one()
 
     def _version(self) -> int:
-        """That of the folder: a copy under another number, or a link, is that version."""
+        """Returns the number that the folder is named by, else the version in the manifest."""
         name = self._folder.absolute().name
         is_number = name.isascii() and name.isdecimal() and len(name) < 19
         return int(name) if is_number else self._manifest.version
@@ -223,7 +224,7 @@ class _BundleLoader:
         return {DEFAULT_SIGNATURE: _default(manifest, arguments, program)}, program
 
     def _place(self) -> dict[str, Any]:
-        """Which rows are here: all, or those of one of several servers."""
+        """Returns the shard and routers of the rows in this bundle; empty if it has all."""
         manifest = self._manifest
         if manifest.servers <= 1 or not manifest.holds_rows:
             return {}
@@ -258,7 +259,7 @@ def _default(
 
     cuts = {name: plain.get("cut") for name, plain in (manifest.outputs or {}).items()}
     joining = None
-    if all(cuts.values()):  # none of a model that looks across its samples
+    if all(cuts.values()):  # a model that mixes samples has no cuts
         for name, cut in cuts.items():
             if cut != SAMPLES and cut not in outputs:
                 raise FileDamagedError(f"output {name!r} is cut by {cut!r}, which is no output.")

@@ -1,4 +1,4 @@
-"""The files of a bundle: its manifest, their checksums, and the signature over both."""
+"""The files of a bundle: its manifest, their checksums, and the signature of the manifest."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CHUNK_BYTES = 1 << 22
 
 
 def check_plain(folder: Path) -> None:
-    """Everything in a folder and below is a plain file or a folder: no link, FIFO or device.
+    """Raises if a folder contains anything but plain files and folders, such as a link or a FIFO.
 
-    A link would make the server read other files, and a FIFO would make it wait for ever.
+    A link could make the server read other files. A FIFO could make it wait for ever.
     """
     for path in _entries(folder):
         mode = path.lstat().st_mode
@@ -43,7 +43,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """All bytes of a plain file, of at most `most`; a link, FIFO or device is not opened."""
+    """Returns the bytes of a plain file, at most `most`; opens no link, FIFO or device."""
     with os.fdopen(_open(path), "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
@@ -53,7 +53,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 def _open(path: Path) -> int:
     try:
-        # NONBLOCK: opening a FIFO would wait for a writer.
+        # NONBLOCK: opening a FIFO would block until a writer opens it.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise FileMissingError(f"{path} is missing; the manifest names it.") from error
@@ -66,20 +66,20 @@ def _open(path: Path) -> int:
 
 
 def file_entry(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file."""
+    """Returns the size and the checksum of a file."""
     with os.fdopen(_open(path), "rb", buffering=0) as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": sha256}
 
 
 def entries_below(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and checksum of every file below a folder, by its name from there."""
+    """Returns size and checksum of every file below a folder, by relative path."""
     files = [path for path in _entries(folder) if path.is_file()]
     return {path.relative_to(folder).as_posix(): file_entry(path) for path in files}
 
 
 def _copied(path: Path, to: Path) -> dict[str, Any]:
-    """As file_entry(), of the bytes that `to` has then."""
+    """Copies a file, and returns size and checksum of the bytes that were written to `to`."""
     to.parent.mkdir(exist_ok=True)
     sha256 = hashlib.sha256()
     with os.fdopen(_open(path), "rb", buffering=0) as file, to.open("xb") as copy:
@@ -95,10 +95,10 @@ def checked_bytes(
     wanted: Collection[str],
     copies: Path | None = None,
 ) -> dict[str, bytes]:
-    """Every file that the manifest names is there, byte for byte; the bytes of some of them.
+    """Checks every file that the manifest names, and returns the bytes of the `wanted` ones.
 
-    What is given is what was checked: a file that is exchanged meanwhile changes nothing. Those
-    that are not `wanted` are copied to the folder `copies` as they are checked, if there is one.
+    The bytes returned are the bytes checked: a file replaced later has no effect. With `copies`,
+    all other files are copied to that folder while they are checked.
     """
     held: dict[str, bytes] = {}
     for name, entry in files.items():
@@ -124,11 +124,11 @@ def checked_bytes(
 SIGNATURE = "signature.json"
 _ALGORITHM = "hmac-sha256"
 _LEAST_BYTES, _MOST_BYTES = 32, 4096
-_PURPOSE = b"hedgerow bundle\n"  # so that a key that signs other things, too, does no harm
+_PURPOSE = b"hedgerow bundle\n"  # signatures of other things by the same key are not valid here
 
 
 def new_key(path: Path) -> None:
-    """Writes a new key that only its owner can read; a file that is there is never replaced.
+    """Writes a new key, readable only by its owner; never replaces an existing file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -148,7 +148,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def read_key(path: str | Path) -> bytes:
-    """The key in a file: 32 to 4096 bytes of any kind, without white space at its ends."""
+    """Returns the key in a file: 32 to 4096 bytes of any kind, stripped of white space."""
     try:
         with Path(path).open("rb") as file:
             key = file.read(_MOST_BYTES + 1).strip()
@@ -166,13 +166,13 @@ def read_key(path: str | Path) -> bytes:
 
 
 def sign(folder: Path, key: bytes, manifest: bytes) -> None:
-    """Writes the signature of a bundle beside its manifest."""
+    """Writes the signature of a bundle next to its manifest."""
     plain = {"algorithm": _ALGORITHM, "signature": _signature(key, manifest)}
     (folder / SIGNATURE).write_text(json.dumps(plain) + "\n")
 
 
 def check_signature(folder: Path, keys: tuple[bytes, ...], manifest: bytes) -> None:
-    """Raises unless one of the keys signed these bytes of the manifest."""
+    """Raises unless one of the keys signed the manifest's bytes."""
     try:
         plain = json.loads(read_bytes(folder / SIGNATURE, 1 << 16))
     except FileMissingError as error:
@@ -200,17 +200,18 @@ def _signature(key: bytes, manifest: bytes) -> str:
 MANIFEST, ROWS, OLD_PROGRAM = "bundle.json", "rows", "dense.pt2"
 PROGRAM_FILES = (GRAPH, WEIGHTS, CONSTANTS)
 FORMAT, FORMAT_VERSION, OLD_VERSION = "hedgerow bundle", 2, 1
-_LARGEST_BYTES = 2**26  # of a manifest: far more than a thousand tables need
+_LARGEST_BYTES = 2**26  # of a manifest; a thousand tables need far less
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleManifest:
-    """One version of one sub graph.
+    """The manifest of one version of one sub graph.
 
-    `arguments` and `outputs` are None in a bundle of rows alone. `routing` says by which rule
-    `servers` share the rows; with 0 servers, or on one of them, the rows are here (`holds_rows`).
-    `files` has size and SHA-256 of every file but this one and its signature.
+    `arguments` and `outputs` are None in a bundle that has only rows. `routing` has the rule by
+    which `servers` share the rows. With 0 servers, and in a server's bundle, the bundle has rows
+    (`holds_rows`). `files` has size and SHA-256 of every file except the manifest and its
+    signature.
     """
 
     sub_graph: str
@@ -227,23 +228,23 @@ class BundleManifest:
     format_version: int = FORMAT_VERSION
 
     def to_text(self) -> str:
-        """JSON, its own checksum included."""
+        """Returns the manifest as JSON, with its own checksum."""
         body = {"format": FORMAT, **asdict(self)}
         return _text({**body, "checksum": _checksum(body)})
 
     @property
     def is_old(self) -> bool:
-        """Whether release 0.1 wrote it, with a graph in a file of torch.export."""
+        """Whether release 0.1 wrote the bundle; its graph is a file of torch.export."""
         return self.format_version == OLD_VERSION
 
 
 def read_manifest(folder: Path) -> BundleManifest:
-    """The manifest of a bundle, if it is whole."""
+    """Returns the manifest of a bundle; raises if it is damaged."""
     return parse_manifest(folder / MANIFEST, manifest_bytes(folder))
 
 
 def manifest_bytes(folder: Path) -> bytes:
-    """The bytes of the manifest's file."""
+    """Returns the bytes of the manifest file."""
     try:
         return read_bytes(folder / MANIFEST, _LARGEST_BYTES)
     except FileMissingError as error:
@@ -254,7 +255,7 @@ def manifest_bytes(folder: Path) -> bytes:
 
 
 def parse_manifest(path: Path, data: bytes) -> BundleManifest:
-    """The manifest in `data`, which came from `path`; every field is of its type."""
+    """Returns the manifest in `data`, after a check of each field; `path` is for errors."""
     body = _body(path, data)
     names = [field.name for field in fields(BundleManifest)]
     if sorted(body) != sorted(names):
@@ -283,7 +284,7 @@ def _body(path: Path, data: bytes) -> dict[str, Any]:
         whole = _text(body) == text
         checksum = body.pop("checksum", None)
         whole = whole and checksum == _checksum(body)
-    except (ValueError, RecursionError):  # halves of characters, or nested too deeply
+    except (ValueError, RecursionError):  # lone surrogates, or JSON nested too deeply
         whole = False
     if not whole:
         raise FileDamagedError(f"{path} is damaged: its checksum is wrong. Export again.")
@@ -301,12 +302,12 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 
 def _objects(value: Any) -> bool:
-    """An object whose values are objects."""
+    """Returns whether a value is an object whose values are objects."""
     return isinstance(value, dict) and all(isinstance(one, dict) for one in value.values())
 
 
 def _files(value: Any) -> bool:
-    """Names that cannot leave the folder, each with size and checksum."""
+    """Returns whether a value has file names inside the folder, each with size and checksum."""
     return _objects(value) and all(
         _FILE.fullmatch(name)
         and sorted(entry) == ["bytes", "sha256"]
@@ -330,7 +331,7 @@ def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-# Of each field what it must be, in words and as a test.
+# For each field: the rule in words, and its check.
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "sub_graph": ("a name", lambda value: isinstance(value, str)),
     "version": ("a whole number", _count),
@@ -349,7 +350,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def plain_outputs(
     specs: Mapping[str, TensorSpec], cuts: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Outputs and how they are cut where requests ran together, fit for JSON."""
+    """Returns types, shapes and cuts (see find_cuts) of the outputs, for JSON."""
     return {
         name: {
             "dtype": str(spec.dtype).removeprefix("torch."),

@@ -1,4 +1,4 @@
-"""One run of a signature: checks of its inputs and of the requested outputs, and its errors."""
+"""One run of a signature: checks of its inputs and requested outputs, and errors with codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[[Tensors], Tensors]
 
 
 def checked_run(specs: Mapping[str, TensorSpec], run: Run) -> Run:
-    """`run` behind a check of names, types and shapes; what it refuses is the caller's mistake."""
+    """Returns `run` with a check of input names, types and shapes, and errors as ServingError."""
 
     @wraps(run)
     def checked(inputs: Tensors) -> Tensors:
@@ -34,7 +34,7 @@ def checked_run(specs: Mapping[str, TensorSpec], run: Run) -> Run:
 
 
 def check_specs(specs: Mapping[str, TensorSpec], inputs: Tensors) -> None:
-    """All inputs are there, and no other, each of its type and shape."""
+    """Raises unless the inputs are exactly those of `specs`, each with its type and shape."""
     for name in specs:
         if name not in inputs:
             raise ServingError(INVALID, f"input {name!r} is missing; send {', '.join(specs)}.")
@@ -52,7 +52,7 @@ def check_specs(specs: Mapping[str, TensorSpec], inputs: Tensors) -> None:
 
 
 def check_batch(arguments: Arguments, inputs: Tensors) -> None:
-    """All inputs speak of the same samples, and lengths of the ids that are there."""
+    """Raises unless all inputs have the same number of samples, and lengths match the ids."""
     samples = _samples(arguments, inputs)
     if len(set(samples.values())) > 1:
         raise ServingError(INVALID, f"inputs differ in their number of samples: {samples}.")
@@ -84,11 +84,11 @@ def _check_lengths(ids: Ids, inputs: Tensors) -> None:
 
 def _same(what: str, total: int, name: str, ids: Tensor) -> None:
     if total != len(ids):
-        raise ServingError(INVALID, f"{what} speaks of {total} ids; {name} has {len(ids)}.")
+        raise ServingError(INVALID, f"{what} is for {total} ids; {name} has {len(ids)}.")
 
 
 def check_answer(floats: int) -> None:
-    """A message of few bytes may repeat one id millions of times, and rows are longer than ids."""
+    """Raises if an answer would be too large: a short message can have millions of ids."""
     if 4 * floats > MOST_ANSWER_BYTES:
         raise InputError(
             f"the rows of these ids take {4 * floats} bytes; at most {MOST_ANSWER_BYTES} are "
@@ -101,7 +101,7 @@ R = TypeVar("R")
 
 
 def signature_of(model: Model, key: str) -> tuple[str, Signature]:
-    """The signature asked for, and its name; an empty name is the default one.
+    """Returns the requested signature and its name; an empty name means the default signature.
 
     >>> signature_of(Model("ctr", 1, {}), "")
     Traceback (most recent call last):
@@ -115,7 +115,7 @@ def signature_of(model: Model, key: str) -> tuple[str, Signature]:
 
 
 def check_names(signature: Signature, given: Collection[str]) -> None:
-    """The inputs given are those of the signature, no more and no fewer."""
+    """Raises unless the given inputs are exactly those of the signature."""
     wanted = signature.inputs
     if len(given) != len(wanted):
         missing = ", ".join(sorted(set(wanted) - set(given))) or "none"
@@ -132,7 +132,7 @@ def check_names(signature: Signature, given: Collection[str]) -> None:
 
 
 def wanted_outputs(signature: Signature, asked: Collection[str]) -> Collection[str]:
-    """The outputs to give: those asked for, or all."""
+    """Returns the names of the outputs to return: the requested ones, or all."""
     if not asked:
         return signature.outputs
     seen = set()
@@ -154,7 +154,7 @@ def _unknown(kind: str, alias: str, known: Iterable[str]) -> ServingError:
 
 
 def checked(key: str, alias: str, signature: Signature, value: Tensor | Array) -> Tensor:
-    """An input of the type and shape that the signature wants; strings become ids where it does."""
+    """Returns an input, with strings hashed to ids; raises if its type or shape is wrong."""
     spec = signature.inputs[alias]
     if alias in signature.fields and not isinstance(value, Tensor) and value.dtype == object:
         value = ids_of_text(value, signature.fields[alias])
@@ -178,7 +178,7 @@ def _wanted(spec: TensorSpec) -> str:
 
 
 def run(key: str, signature: Signature, inputs: Tensors, wanted: Iterable[str]) -> Tensors:
-    """The wanted outputs. What the model raises becomes an error with a code."""
+    """Returns the wanted outputs; errors of the model become ServingErrors with a code."""
 
     def chosen() -> Tensors:
         outputs = signature.run(inputs)
@@ -188,7 +188,7 @@ def run(key: str, signature: Signature, inputs: Tensors, wanted: Iterable[str]) 
 
 
 def attempt(key: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What a function of a signature gives; what it raises becomes an error with a code."""
+    """Returns what `function` returns; its errors become ServingErrors with a code."""
     try:
         return function(*args, **kwargs)
     except ServingError:

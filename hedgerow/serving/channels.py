@@ -1,4 +1,4 @@
-"""gRPC channels of a client: to one server, and to the replicas of a model."""
+"""gRPC channels of a client, to one server and to the replicas of a model."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a client knows its server, and shows who it is: PEM texts.
+    """The TLS certificates of a client, as PEM text.
 
-    Without `ca` the certificates that gRPC brings are trusted. With `certificate` and `key` the
-    client shows a certificate of its own, as mTLS asks.
+    `ca` are the certificate authorities to trust; the default is those of gRPC. With `certificate`
+    and `key` the client identifies itself to the server (mTLS).
 
     >>> ClientTls(ca=b"-----BEGIN CERTIFICATE-----").key is None
     True
@@ -42,14 +42,14 @@ class ClientTls:
 
 
 class Channel:
-    """A connection to one address, made when it is first needed; many threads may share it."""
+    """A connection to one address, opened on first use. Safe to use from many threads."""
 
     def __init__(self, address: str, tls: ClientTls | None = None) -> None:
         self.address = address
         self._connection = GrpcConnection(address, tls, ())
 
     def begin(self, method: Method, request: Message, timeout_s: float | None) -> PendingCall:
-        """Sends a request; the answer comes later."""
+        """Sends a request and returns without waiting for the answer."""
         try:
             future = self._connection.begin(method.path, to_bytes(request), timeout_s)
         except CallError as error:
@@ -57,11 +57,11 @@ class Channel:
         return PendingCall(self.address, method, future)
 
     def call(self, method: Method, request: Message, timeout_s: float | None) -> Any:
-        """Sends a request and waits for its answer."""
+        """Sends a request and returns its answer."""
         return self.begin(method, request, timeout_s).answer()
 
     def close(self) -> None:
-        """Ends the connection; calls under way fail with CANCELLED."""
+        """Closes the connection; calls in flight fail with CANCELLED."""
         self._connection.close()
 
     def __enter__(self) -> Channel:
@@ -77,13 +77,13 @@ class Channel:
 
 
 class PendingCall:
-    """A call under way."""
+    """A call in flight."""
 
     def __init__(self, address: str, method: Method, future: Any) -> None:
         self.address, self._method, self._future = address, method, future
 
     def answer(self) -> Any:
-        """Waits; the answer, or ServingError with the code and the text of the server."""
+        """Waits for the answer and returns it, or raises ServingError with the server's code."""
         try:
             data = answer_of(self._future)
         except CallError as error:
@@ -94,16 +94,16 @@ class PendingCall:
             raise ServingError("INTERNAL", f"{self.address} answers: {damaged}") from damaged
 
     def cancel(self) -> None:
-        """Gives the call up; harmless after its end."""
+        """Cancels the call; has no effect after its end."""
         self._future.cancel()
 
     def when_done(self, tell: Callable[[PendingCall], None]) -> None:
-        """Calls `tell` at the end, on a thread of gRPC."""
+        """Calls `tell` when the call ends, on a gRPC thread."""
         self._future.add_done_callback(lambda _: tell(self))
 
 
 def _hint(text: str) -> str:
-    """What to do about a refused handshake: gRPC tells its symptoms only.
+    """Returns how to fix a failed TLS handshake, since gRPC's error names only the symptom.
 
     >>> _hint("ipv4:127.0.0.1:1: Connection refused")
     ''
@@ -115,7 +115,7 @@ def _hint(text: str) -> str:
         )
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return (
-            "; the server's certificate is not trusted: pass who signed it, tls=ClientTls(ca=...)"
+            "; the server's certificate is not trusted: pass its authority, tls=ClientTls(ca=...)"
             ", or renew it."
         )
     if "Hostname Verification" in text:
@@ -128,7 +128,7 @@ _SHARED_NAME = "serving/replicas"
 
 @dataclass(slots=True)
 class _OpenChannel:
-    """A channel and how many calls use it."""
+    """A channel and the number of calls that use it."""
 
     channel: Channel
     users: int = 0
@@ -141,10 +141,11 @@ class _Channels:
 
 
 class Replicas:
-    """Addresses by key, "ps:1" or "model:ps_1"; `with` makes them those of remote_predict().
+    """Replica addresses by key ("ps:1" or "model:ps_1"); inside `with`, the process's current ones.
 
-    `hedge_after_s` asks a second replica, where there is one, when the first has not answered by
-    then or cannot be reached; the earlier answer counts. Without it every call goes to one replica.
+    With `hedge_after_s` a call is sent to a second replica, if there is one, when the first has
+    not answered after that time or cannot be reached. The first answer wins. Without it every
+    call goes to one replica.
 
     >>> with Replicas({"ps:0": ["127.0.0.1:8500", "127.0.0.1:8501"]}) as replicas:
     ...     replicas.target("m:ps_0", 0, None), Replicas.current() is replicas
@@ -170,20 +171,20 @@ class Replicas:
 
     @property
     def named(self) -> bool:
-        """Whether keys have the name of a model in them, as in "model:ps_1" (api version 1)."""
+        """Whether keys contain the name of a model, as in "model:ps_1" (API version 1)."""
         return bool(self._named)
 
     @staticmethod
     def current() -> Replicas | None:
-        """Those whose `with` this process is in, on any thread."""
+        """Returns the Replicas whose `with` block is open in this process, on any thread."""
         found = process_state.find(_SHARED_NAME)
         return found if isinstance(found, Replicas) else None
 
     def update(self, addresses: Mapping[str, Sequence[str]]) -> None:
-        """Replaces all addresses; calls under way end where they began."""
+        """Replaces all addresses; calls in flight end at the address where they began."""
         known = {key: tuple(dict.fromkeys(found)) for key, found in addresses.items()}
         if self._named is None and known:
-            # Decided once: keys do not change their style while a process lives.
+            # Set once: the style of keys does not change during the life of a process.
             self._named = any(":ps" in key for key in known)
         wanted = {address for found in known.values() for address in found}
         with self._lock:
@@ -194,21 +195,21 @@ class Replicas:
             channel.close()
 
     def target(self, model_name: str, task: int, old_model_name: str | None) -> tuple[str, str]:
-        """The key of a model's addresses, and the name that its servers know it by."""
+        """Returns the key of a model's addresses, and the model's name at its servers."""
         if self._named:
             return model_name, model_name
         old = old_model_name or f"ps_{task}"
         return old.replace("_", ":", 1), old
 
     def choose(self, key: str, count: int = 1) -> list[str]:
-        """Some of a key's addresses, each as likely as the others; fewer where there are fewer."""
+        """Returns up to `count` random addresses of a key."""
         with self._lock:
             known = self._lines.known.get(key, ())
             return self._random.sample(known, min(count, len(known)))
 
     @contextmanager
     def channels(self, addresses: Sequence[str]) -> Iterator[list[Channel]]:
-        """The channels to addresses; they stay open inside."""
+        """Opens the channels to some addresses; they stay open inside the `with` block."""
         with ExitStack() as stack:
             yield [stack.enter_context(self._channel(address)) for address in addresses]
 
@@ -232,7 +233,7 @@ class Replicas:
                 line.channel.close()
 
     def close(self) -> None:
-        """Forgets all addresses and ends every connection."""
+        """Removes all addresses and closes every connection."""
         with self._lock:
             lines, self._lines = self._lines, _Channels()
         for line in lines.open.values():
@@ -240,7 +241,7 @@ class Replicas:
 
     def __enter__(self) -> Replicas:
         if Replicas.current() is not None:
-            raise StateError("this process has replicas already; update() those.")
+            raise StateError("this process has current replicas already; call update() on them.")
         process_state.register(_SHARED_NAME, self)
         return self
 

@@ -1,4 +1,4 @@
-"""A client of prediction servers: ours, and any that speaks TensorFlow Serving's protocol."""
+"""A client of prediction servers: Hedgerow's, and any server of TensorFlow Serving's protocol."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """How a version of a model stands at a server: state "AVAILABLE" answers."""
+    """The state of a model version at a server; a version in state "AVAILABLE" answers."""
 
     version: int
     state: str
@@ -41,9 +41,9 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServedTensor:
-    """An input or output as a server tells it.
+    """An input or output of a signature, as a server describes it.
 
-    None in the shape fits any size, None as the shape any rank; strings have no dtype of torch.
+    A size of None is any size, a shape of None is any rank. A string tensor has dtype None.
     """
 
     dtype: torch.dtype | None
@@ -60,9 +60,9 @@ class SignatureInfo:
 
 
 class PredictionClient:
-    """Asks a server at `address`, "host:port"; threads may share a client.
+    """A client of the server at `address`, "host:port". Safe to use from many threads.
 
-    Tensors travel as raw content; `compat="typed"` sends typed values, which some old servers want.
+    Tensors are sent as raw bytes. `compat="typed"` sends typed values, for old servers.
 
     >>> with PredictionClient("127.0.0.1:1") as client:
     ...     try:
@@ -88,10 +88,10 @@ class PredictionClient:
         version: int | None = None,
         timeout: float | None = TIMEOUT_S,
     ) -> dict[str, Tensor]:
-        """The outputs by name, all or those asked for; large ones are views of the answer's bytes.
+        """Returns all or the requested outputs by name; large ones are views of the answer's bytes.
 
-        Raises ServingError, with the code of the server, or DEADLINE_EXCEEDED after `timeout`
-        seconds; None waits for ever.
+        Raises ServingError, with the code of the server, or with DEADLINE_EXCEEDED after `timeout`
+        seconds. None means no limit.
         """
         request = predict_request(
             model, signature, inputs, outputs or (), version, compat=self._compat
@@ -104,7 +104,7 @@ class PredictionClient:
     def model_status(
         self, model: str, version: int | None = None, timeout: float | None = TIMEOUT_S
     ) -> list[VersionStatus]:
-        """The versions of a model that the server knows, or one of them."""
+        """Returns the states of a model's versions at the server, or of one version."""
         method = methods(MODEL_SERVICE)["GetModelStatus"]
         request = method.request()
         _fill_spec(request.model_spec, model, version)  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ class PredictionClient:
     def metadata(
         self, model: str, version: int | None = None, timeout: float | None = TIMEOUT_S
     ) -> dict[str, SignatureInfo]:
-        """The signatures of a model by name."""
+        """Returns the signatures of a model by name."""
         method = methods(PREDICTION_SERVICE)["GetModelMetadata"]
         request = tf_serving.GetModelMetadataRequest(metadata_field=["signature_def"])
         _fill_spec(request.model_spec, model, version)
@@ -134,7 +134,7 @@ class PredictionClient:
         return {name: _signature_info(found[name]) for name in sorted(found)}
 
     def close(self) -> None:
-        """Ends the connection; calls under way fail with CANCELLED."""
+        """Closes the connection; calls in flight fail with CANCELLED."""
         self._channel.close()
 
     def __enter__(self) -> PredictionClient:
@@ -151,7 +151,7 @@ class PredictionClient:
 
 @cache
 def predict_method() -> Method:
-    """The one call that most clients make."""
+    """Returns the method Predict."""
     return methods(PREDICTION_SERVICE)["Predict"]
 
 
@@ -164,7 +164,7 @@ def predict_request(
     *,
     compat: Compat = None,
 ) -> PredictRequest:
-    """The message of a call; a version stands in it only where one is given.
+    """Returns the message of a Predict call; it names a version only if one is given.
 
     >>> request = predict_request("entry", "lookup", {"id": torch.tensor([7])}, ["id"], 0)
     >>> request.model_spec.HasField("version"), request.model_spec.version.value
@@ -179,7 +179,7 @@ def predict_request(
 
 
 def decoded(name: str, message: object, model: str) -> Tensor:
-    """An output as a tensor; one that cannot be read is an error of the server, by its name."""
+    """Returns an output as a tensor; raises ServingError if it cannot be decoded."""
     try:
         return tensors.to_torch(message, name=name)  # type: ignore[arg-type]
     except HedgerowError as error:
@@ -193,7 +193,7 @@ def _fill_spec(spec: ModelSpec, model: str, version: int | None) -> None:
     spec.name = model
     if version is not None:
         spec.version.value = checks.count("version", version)
-        spec.version.SetInParent()  # version 0 is a version, too
+        spec.version.SetInParent()  # so that version 0 is sent
 
 
 def _checked_timeout(timeout: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Maps gRPC methods to functions: limits on calls and bytes, decoding, errors as status codes."""
+"""The gRPC methods and their functions: limits on calls and bytes, decoding, error codes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class IncomingCalls:
-    """Calls that wait for a message, `most` at a time: one more ends the oldest. Owns a lock.
+    """Limits calls that wait for a message to `most`; one more cancels the oldest. Owns a lock.
 
-    A client that opens calls and sends nothing holds a thread and a place for each. Good clients
-    send their message with the call, and so never wait long enough to be the oldest.
+    A call whose client sends nothing occupies a thread. A normal client sends its message with
+    the call, so it does not wait long enough to become the oldest.
 
     >>> IncomingCalls(4).take(iter([b"message"]), None)
     b'message'
@@ -44,10 +44,10 @@ class IncomingCalls:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._waiting: dict[int, Any] = {}  # contexts, by their identity; the oldest first
+        self._waiting: dict[int, Any] = {}  # contexts by id(); the oldest first
 
     def take(self, messages: Iterator[bytes], context: Any) -> bytes:
-        """The one message of a call."""
+        """Returns the one message of a call."""
         self._begin(context)
         try:
             return next(messages)
@@ -57,7 +57,7 @@ class IncomingCalls:
             self._end(context)
 
     def each(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """All messages of a call, which waits for each.
+        """Yields all messages of a call, and waits for each.
 
         >>> list(IncomingCalls(4).each(iter([b"one", b"two"]), None))
         [b'one', b'two']
@@ -71,7 +71,7 @@ class IncomingCalls:
 
     @contextmanager
     def waiting(self, context: Any) -> Iterator[None]:
-        """The call waits while this is open."""
+        """Counts the call as waiting inside the `with` block."""
         self._begin(context)
         try:
             yield
@@ -93,10 +93,10 @@ class IncomingCalls:
 
 
 class InFlight:
-    """Bytes of the requests that are being answered, `most` at a time. Owns a lock.
+    """Limits the bytes of the requests in flight to `most`. Owns a lock.
 
-    What is read of a request takes several times its bytes, so that all large ones together would
-    fill the memory. A small one counts for nothing.
+    A decoded request takes several times its bytes, so many large ones would fill the memory.
+    Requests of up to SMALL_BYTES are not counted.
 
     >>> bytes_now = InFlight(1 << 20)
     >>> held = bytes_now.take(1 << 19)
@@ -110,7 +110,7 @@ class InFlight:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> int:
-        """What must be given back. A request that does not fit now is refused, never one alone."""
+        """Returns the bytes to give back. Raises if they do not fit beside other requests."""
         if size <= self.SMALL_BYTES:
             return 0
         with self._lock:
@@ -124,7 +124,7 @@ class InFlight:
         return size
 
     def give_back(self, size: int) -> None:
-        """Ends what take() began."""
+        """Gives back bytes that take() returned."""
         if size:
             with self._lock:
                 self._now -= size
@@ -132,17 +132,17 @@ class InFlight:
 
 Answer = Callable[[Any], "Message | bytes"]
 Observe = Callable[[str, str, float, "Message | PlainRequest | None"], None]
-"""Called after each request: the method's path, its code, its seconds, and what was asked (None
-where the bytes were no message)."""
+"""Called after each request with the method's path, the code, the seconds, and the request (None
+if it could not be decoded)."""
 
 SERVICES = (rpc.PREDICTION_SERVICE, rpc.MODEL_SERVICE, rpc.KSERVE_SERVICE)
-_MOST_TEXT_BYTES = 1500  # an error travels in a header, and clients take 8 KiB of those
+_MOST_TEXT_BYTES = 1500  # an error text is sent in a header; clients accept 8 KiB of headers
 
 
 def answers(
     registry: Registry, compat: Compat, reload_root: Path | None
 ) -> dict[str, dict[str, Answer]]:
-    """The function of every method, by service and name."""
+    """Returns the function of every method, by service and name."""
     return {
         rpc.PREDICTION_SERVICE: {
             "Predict": partial(tensorflow_serving.predict, registry, compat=compat),
@@ -178,10 +178,10 @@ def handlers(
     arrivals: IncomingCalls,
     most_bytes: int,
 ) -> list[Any]:
-    """What grpcio calls, one handler a service.
+    """Returns one grpcio handler per service.
 
-    Every method has one message and one answer. They are registered as streams of messages, which
-    look the same to clients: grpcio then calls us before the message is there, not after.
+    Every method has one message and one answer, but is registered as a stream of messages. Clients
+    see no difference, and grpcio then calls us before the message has arrived.
     """
     import grpc
 
@@ -205,7 +205,7 @@ def _behaviour(
     observe: Observe | None,
     room: tuple[IncomingCalls, InFlight],
 ) -> Callable[[Iterator[bytes], Any], bytes]:
-    """From a request's bytes to the answer's; an error ends the call with its code."""
+    """Returns the handler of a method, from request bytes to answer bytes; errors become codes."""
     import grpc
 
     kind, path = method.request, method.path
@@ -223,14 +223,14 @@ def _behaviour(
         start_s, request, code, text, held = time.perf_counter(), None, "OK", "", 0
         try:
             data = arrivals.take(messages, context)
-            start_s = time.perf_counter()  # what the client takes to send is not ours
+            start_s = time.perf_counter()  # the time that the client takes to send does not count
             held = in_flight.take(len(data))
             request = read(data)
-            # What the model asks of others ends in time; what publishers push is in order.
+            # Calls to other servers inherit the deadline; pushes are applied in order.
             with within(context.time_remaining()), marked(context.invocation_metadata()):
                 answer = function(request)
             return answer if isinstance(answer, bytes) else to_bytes(answer)
-        except grpc.RpcError:  # the client went away, or was too slow, before its message came
+        except grpc.RpcError:  # the call ended before its message arrived
             code = "CANCELLED"
             raise
         except Exception as error:
@@ -245,7 +245,7 @@ def _behaviour(
 
 
 def failure(registry: Registry, path: str, error: Exception) -> tuple[str, str]:
-    """As coded(); what is no fault of the client is counted, and told in the log."""
+    """Returns what coded() returns; counts and logs internal errors."""
     code, text = coded(error)
     if code == "INTERNAL":
         registry.counters.add("internal_errors")
@@ -254,7 +254,7 @@ def failure(registry: Registry, path: str, error: Exception) -> tuple[str, str]:
 
 
 def coded(error: Exception) -> tuple[str, str]:
-    """The code and the text of an error, as a client gets them.
+    """Returns the code and the text of an error for a client.
 
     >>> coded(ServingError("NOT_FOUND", "no such model"))
     ('NOT_FOUND', 'no such model')

@@ -45,14 +45,14 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def check_sub_graph(name: str) -> str:
-    """A name that is a folder on every system."""
+    """Returns the name if it is a legal folder name on every system, else raises."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"name is {name!r}; use letters, digits, '_', '-' and '.'.")
     return name
 
 
 def versions_in(folder: Path) -> list[int]:
-    """The versions of a sub graph, the oldest first.
+    """Returns the versions of a sub graph, the oldest first.
 
     >>> versions_in(Path("/nowhere"))
     []
@@ -64,16 +64,17 @@ def versions_in(folder: Path) -> list[int]:
 
 
 def next_version(base: Path, sub_graphs: list[str], clock: Clock) -> int:
-    """The time in seconds, or the number after the newest where that is not newer."""
+    """Returns the time in seconds, or the newest version plus 1 if that is larger."""
     there = [v for name in sub_graphs for v in versions_in(base / name)]
     return max(clock.now_s(), max(there, default=0) + 1)
 
 
 def write_version(folder: Path, write: Callable[[Path], None]) -> None:
-    """Makes a folder with what `write` puts into it, in one instant.
+    """Makes a version folder atomically; `write` fills it.
 
-    It is written beside, flushed to the disk and renamed. What a killed process leaves ends in
-    `.part` and is no version; the next publish() on the same machine clears it away.
+    The folder is written under another name, flushed to disk and renamed. If the process is
+    killed, a folder whose name ends in `.part` is left, which is not a version. The next export
+    on the same machine deletes it.
     """
     checks.whole("publish", "version", int(folder.name))
     make_folder(folder.parent)
@@ -82,7 +83,7 @@ def write_version(folder: Path, write: Callable[[Path], None]) -> None:
         with _claimed(part):
             write(part)
             _flush(part)
-            os.rename(part, folder)  # refused where the folder is there and not empty
+            os.rename(part, folder)  # fails if the folder exists and is not empty
             sync_folder(folder.parent)
     except OSError as error:
         raise SaveError(
@@ -95,8 +96,8 @@ def write_version(folder: Path, write: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _claimed(part: Path) -> Iterator[None]:
-    """Makes a folder that is locked while it is written, after those nobody writes are gone."""
-    with _locked(part.parent, wait=True):  # so that none is seen between its birth and its lock
+    """Deletes abandoned folders, then makes a folder that is locked inside the `with` block."""
+    with _locked(part.parent, wait=True):  # no process may sweep a folder before it is locked
         _sweep(part.parent)
         part.mkdir()
         held = ExitStack()
@@ -106,41 +107,41 @@ def _claimed(part: Path) -> Iterator[None]:
 
 
 def _sweep(folder: Path) -> None:
-    """Clears what processes of this machine left: whoever writes holds a lock, which dies with it.
+    """Deletes `.part` folders of dead processes of this machine: their locks are free.
 
-    Locks of other machines may not be seen here, so their folders stay.
+    Locks of other machines may not be visible here, so their folders stay.
     """
     for left in folder.glob(f".*-{_machine()}-*{PART}"):
         try:
             with _locked(left, wait=False):
                 shutil.rmtree(left)
         except OSError as error:
-            if not isinstance(error, BlockingIOError):  # that one is being written
-                text = "%s, left by an export that was stopped, stays: %s"
+            if not isinstance(error, BlockingIOError):  # another process is writing that folder
+                text = "%s, a folder of an export that was stopped, cannot be deleted: %s"
                 logging.getLogger("hedgerow").warning(text, left, error)
 
 
 @contextmanager
 def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Holds a folder's lock; BlockingIOError where another has it and we do not wait."""
+    """Holds a folder's lock; raises BlockingIOError if it is taken and `wait` is False."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         try:
             yield
         finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has the descriptor, too
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child also has the descriptor
     finally:
         os.close(fd)
 
 
 def _machine() -> str:
-    """A short name of this machine that may stand in the name of a folder."""
+    """Returns a short name of this machine, valid in folder names."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 def _flush(folder: Path) -> None:
-    """Everything below is on the disk."""
+    """Flushes everything below a folder to disk."""
     for path in folder.iterdir():
         if path.is_dir():
             _flush(path)
@@ -170,19 +171,21 @@ def export(
     key: str | PathLike[str] | None = None,
     clock: Clock | None = None,
 ) -> Path:
-    """Writes a version of a model that a server loads: `<path>/<name>/<version>`, which it gives.
+    """Writes a version of a model to `<path>/<name>/<version>` for servers, and returns that path.
 
-    `example` is what the model is called with: one argument, or a tuple of them. Only names,
-    types and widths are taken from it. `version` is the time in seconds if not given. `rows` is
-    how a server keeps them: "fp32", "fp16" or "int8".
+    `example` is the model's input for one batch: one argument, or a tuple of them. Only names,
+    types and widths are taken from it. The default `version` is the time in seconds. `rows` is
+    the form in which a server keeps rows: "fp32", "fp16" or "int8".
 
-    Clients may send strings for the features in `fields`, `{"user": "user"}` say: the server makes
-    `hr.id64(value, field)` of them, as training did. With `sigmoid` a model that gives logits is
-    served with probabilities. `key` is a file with a key that signs the bundle.
+    `fields` has the features for which clients may send strings, for example `{"user": "user"}`:
+    the server converts them by `hr.id64(value, field)`, as training does. With `sigmoid` a model
+    that returns logits is served with probabilities. `key` is the file of a key that signs the
+    bundle.
 
     With `servers` the rows go to bundles of their own, `<path>/ps_0` to `ps_<servers - 1>`, which
-    are written first, and the model asks those who serve them. Every bundle is whole or not
-    there. A version that is there already is left as it is. The model must not train meanwhile.
+    are written first; the model then reads rows from the servers of these bundles. A bundle is
+    written atomically. An existing version is left unchanged. The model must not be trained
+    during the export.
 
     >>> import tempfile, hedgerow as hr
     >>> from hedgerow.serving.bundle import load_bundle
@@ -202,7 +205,7 @@ def export(
     if version is None:
         version = next_version(base, names, clock or SystemClock())
     job = _Export(
-        updates=_updates(model),  # before a row is looked at
+        updates=_updates(model),  # before any row is read
         model=unwrap(model),
         arguments=Arguments.of(unwrap(model), example, fields),
         tables=served_tables(model, rows),
@@ -222,7 +225,7 @@ def _updates(model: nn.Module) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Export:
-    """One version, some of whose bundles are written."""
+    """One version, whose bundles are written one after the other."""
 
     updates: list[int]
     model: nn.Module
@@ -234,9 +237,9 @@ class _Export:
     key: bytes | None
 
     def write(self, folder: Path, server: int | None) -> None:
-        """The bundle of a server of rows, or of the model itself."""
+        """Writes the bundle of a row server, or of the model itself."""
         if folder.exists():
-            read_manifest(folder)  # refuses to leave something else in its place
+            read_manifest(folder)  # raises if the folder is not a bundle
             return
         write_version(folder, lambda part: self._fill(part, folder.parent.name, server))
 
@@ -270,5 +273,5 @@ class _Export:
         if _updates(self.model) != self.updates:
             raise StateError(
                 f"the model was trained while version {self.version} of {sub_graph} was written, "
-                f"which is thrown away: it mixes two states. Export between two steps."
+                f"which is discarded because it mixes two states. Export between two steps."
             )

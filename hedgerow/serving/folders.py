@@ -1,4 +1,4 @@
-"""Watches folders of versions, `<base>/<version>`, and loads those that a policy selects."""
+"""Watches folders of versions, `<base>/<version>`, and loads the versions that a policy selects."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Base of every policy."""
+    """Selects versions to serve: the newest that loads. Base of every policy."""
 
     def candidates(self, found: Iterable[int]) -> list[int]:
-        """The versions to try, the best first."""
+        """Returns the versions to try, the best first."""
         return sorted(found, reverse=True)
 
     def most(self) -> int:
-        """How many of them are served at once."""
+        """Returns how many versions are served at once."""
         return 1
 
     def settled(self, available: Iterable[int]) -> bool:
-        """Whether what is served stays, whatever comes."""
+        """Returns whether the served versions stay, even if new ones appear."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class Latest(Policy):
-    """The newest versions that load.
+    """Serves the newest `num_versions` that load.
 
     >>> Latest().candidates([1, 3, 2])
     [3, 2, 1]
@@ -49,35 +49,35 @@ class Latest(Policy):
         checks.whole("Latest", "num_versions", self.num_versions, least=1)
 
     def most(self) -> int:
-        """As asked for."""
+        """Returns `num_versions`."""
         return self.num_versions
 
 
 @dataclass(frozen=True, slots=True)
 class LatestOnce(Policy):
-    """The version that is newest at the start; later ones are left alone, as pushes keep it fresh.
+    """Serves the version that is newest at the start, for ever: pushes keep it fresh.
 
     >>> LatestOnce().settled([1])
     True
     """
 
     def settled(self, available: Iterable[int]) -> bool:
-        """Yes, once one is served."""
+        """Returns whether a version is served."""
         return any(True for _ in available)
 
 
 @dataclass(frozen=True, slots=True)
 class All(Policy):
-    """Every version there is."""
+    """Serves every version."""
 
     def most(self) -> int:
-        """No bound."""
+        """Returns a number above every number of versions."""
         return 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Specific(Policy):
-    """The versions named.
+    """Serves the named versions.
 
     >>> Specific((2, 5)).candidates([1, 2, 3])
     [2]
@@ -92,16 +92,16 @@ class Specific(Policy):
             checks.whole("Specific", "versions", version)
 
     def candidates(self, found: Iterable[int]) -> list[int]:
-        """Those of them that are there."""
+        """Returns the named versions that exist."""
         return sorted(set(found) & set(self.versions), reverse=True)
 
     def most(self) -> int:
-        """All of them."""
+        """Returns the number of named versions."""
         return len(self.versions)
 
 
 def policy_of(policy: Policy | str) -> Policy:
-    """A policy, also from the words of a command line: latest, latest_once, all, specific:3,4.
+    """Returns a policy, from itself or its text: latest, latest_once, all, specific:3,4.
 
     >>> policy_of("specific:3,4")
     Specific(versions=(3, 4))
@@ -123,11 +123,11 @@ def policy_of(policy: Policy | str) -> Policy:
 
 Loader = Callable[[Path, str], Model]
 _Stamp = tuple[int, int]
-_RETRY_S = 60.0  # a folder that was refused and did not change: a disk may have been full
+_RETRY_S = 60.0  # after which an unchanged refused version is tried again: its disk may work now
 
 
 class _WatchedFolder:
-    """A base folder, and which of its versions were refused, when, and as what."""
+    """A base folder, and its refused versions: when each was refused, and its stamp then."""
 
     def __init__(self, name: str, base: Path, policy: Policy) -> None:
         self.name, self.base, self.policy = name, base, policy
@@ -135,7 +135,7 @@ class _WatchedFolder:
         self.missing = False
 
     def found(self) -> dict[int, Path]:
-        """The versions there: folders named by a number. Others, half written ones too, are not."""
+        """Returns the folders named by a number, by that number."""
         try:
             entries = list(self.base.iterdir())
             self.missing = False
@@ -148,13 +148,13 @@ class _WatchedFolder:
         return {int(e.name): e for e in numbered if int(e.name) < 2**63}
 
     def worth_trying(self, version: int, folder: Path) -> bool:
-        """Whether a version was never refused, has changed since, or that was long ago."""
+        """Returns whether a version was never refused, has changed, or was refused long ago."""
         stamp, when = self.refused.get(version, ((0, 0), -_RETRY_S))
         return stamp != _stamp(folder) or time.monotonic() - when >= _RETRY_S
 
 
 class FolderWatch:
-    """The watched folders of a registry; one thread looks at them all. Owns two locks."""
+    """The watched folders of a registry. One thread polls them all. Owns two locks."""
 
     def __init__(self, registry: Registry, load: Loader | None, poll_s: float) -> None:
         if not 0 < poll_s <= 86400:
@@ -162,12 +162,12 @@ class FolderWatch:
         self._registry, self._load, self._poll_s = registry, load, poll_s
         self._watched: dict[str, _WatchedFolder] = {}
         self._lock = threading.Lock()
-        self._looking = threading.Lock()  # one look at a time: a version is loaded once
+        self._looking = threading.Lock()  # one look at a time, so that no version is loaded twice
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def watch(self, name: str, base: Path, policy: Policy) -> None:
-        """Looks at a folder now, and from now on."""
+        """Looks at a folder now, and then at every poll."""
         if self._load is None:
             raise ConfigError(
                 "this registry cannot load folders; make it with Registry(load=load_bundle)."
@@ -187,7 +187,7 @@ class FolderWatch:
                 self._thread.start()
 
     def _check_apart(self, before: _WatchedFolder, watched: _WatchedFolder) -> None:
-        """A version of the new folder is not taken for that of the old one, which would stay."""
+        """Raises if a version of the new folder has the number of a served version of the old."""
         shared = {*self._registry.versions(before.name)} & {*watched.found()}
         if shared:
             raise ConfigError(
@@ -196,31 +196,31 @@ class FolderWatch:
             )
 
     def unwatch(self, name: str) -> None:
-        """Looks at it no more: nothing of it is loaded once this returns."""
+        """Stops watching a model: after the return no version of it is loaded."""
         with self._lock:
             self._watched.pop(name, None)
-        with self._looking:  # a look under way may be loading a version
+        with self._looking:  # a look in progress may be loading a version
             pass
 
     def names(self) -> list[str]:
-        """The models watched."""
+        """Returns the names of the watched models."""
         with self._lock:
             return sorted(self._watched)
 
     def refresh(self) -> None:
-        """Looks at every folder; a fault at one is counted, told in the log, and tried again."""
+        """Looks at every folder; an error in one is counted and logged, and retried later."""
         with self._lock:
             watched = list(self._watched.values())
         for one in watched:
             try:
                 with self._looking:
                     self._look(one)
-            except Exception:  # must not keep the others from being looked at
+            except Exception:  # the other folders must still be looked at
                 self._registry.counters.add("folder_faults")
                 logging.getLogger("hedgerow").exception("looking at the folder of %s", one.name)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stops the thread."""
         with self._lock:
             self._closed.set()
             thread = self._thread
@@ -232,10 +232,10 @@ class FolderWatch:
             self.refresh()
 
     def _look(self, watched: _WatchedFolder) -> None:
-        """Loads what the policy wants, and only then takes out of service what it does not."""
+        """Loads the versions that the policy selects, then removes the others."""
         name, policy = watched.name, watched.policy
         with self._lock:
-            if self._watched.get(name) is not watched:  # unwatched meanwhile
+            if self._watched.get(name) is not watched:  # it was unwatched since
                 return
         available = self._registry.versions(name)
         if policy.settled(available):
@@ -263,9 +263,9 @@ class FolderWatch:
 
 
 def _stamp(folder: Path) -> _Stamp:
-    """What changes when a folder is replaced, or a file in it is added or removed."""
+    """Returns a value that changes when a folder is replaced, or its entries change."""
     try:
         about = folder.stat()
     except OSError:
-        return (0, 0)  # gone again; loading it will say so
+        return (0, 0)  # the folder is gone; loading it reports the error
     return (about.st_ino, about.st_mtime_ns)

@@ -1,4 +1,4 @@
-"""The graph of a traced program as plain values for a file, and back: every value is checked."""
+"""Writes the graph of a traced program as JSON, and reads it back with a check of every value."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from ..core.errors import FileDamagedError, NotSupportedError
 from .graph_ops import READ_ROWS, name_of, op_of
 
 GRAPH_FORMAT, GRAPH_VERSION = "hedgerow graph", 1
-_PREFIX = "model."  # a program is traced through a wrapper that names its inputs
+_PREFIX = "model."  # the name of the user's model in the wrapper that is traced
 
 
 @dataclass(frozen=True, slots=True)
 class PlainGraph:
-    """A graph fit for JSON, and its tensors: `weights` by the names that the user's model has for
-    them, and `constants`.
+    """A graph fit for JSON, and its tensors.
+
+    `weights` have the names of the user's model; `constants` have the names of the graph.
     """
 
     plain: dict[str, Any]
@@ -30,9 +31,10 @@ class PlainGraph:
 
 
 def plain_graph(program: torch.export.ExportedProgram, outputs: Sequence[str]) -> PlainGraph:
-    """The graph of a program whose inputs are one list of tensors.
+    """Returns the graph of a program whose inputs are one list of tensors.
 
-    Values are numbered: weights, constants and inputs as the graph takes them, then one a node.
+    Values are numbered: first weights, constants and inputs in the graph's order, then one value
+    per node.
     """
     weights: dict[str, Tensor] = {}
     constants: dict[str, Tensor] = {}
@@ -67,7 +69,7 @@ def _input(
     weights: dict[str, Tensor],
     constants: dict[str, Tensor],
 ) -> list[str]:
-    """What one value is that the graph takes, as `[kind, name]`; its tensor is noted."""
+    """Returns one input of the graph as `[kind, name]`, and stores its tensor in a dict."""
     target = spec.target or ""
     if spec.kind is InputKind.USER_INPUT:
         return ["input", spec.arg.name]
@@ -92,18 +94,18 @@ def _tensor(value: object) -> Tensor:
 
 
 class _Writer:
-    """Writes the nodes of a graph in order; `found` has what each node is in the file."""
+    """Writes the nodes of a graph in order; `found` has the written form of each node."""
 
     def __init__(self, module: fx.GraphModule, found: dict[fx.Node, Any], values: int) -> None:
         self._module, self._found, self._values = module, found, values
         self.nodes: list[dict[str, Any]] = []
 
     def write(self, graph: fx.Graph) -> list[Any]:
-        """Appends all nodes; what the graph gives."""
+        """Appends all nodes and returns the graph's outputs."""
         for node in graph.nodes:
             if node.op == "output":
                 return self._plain(node.args[0])
-            if node in self._found or node.op == "get_attr":  # a part's graph, written where called
+            if node in self._found or node.op == "get_attr":  # a subgraph; its call writes it
                 continue
             if node.op != "call_function":
                 raise _refused(f"a {node.op} of {node.target!r}")
@@ -123,7 +125,7 @@ class _Writer:
         self.nodes.append({"op": name, "args": args, "kwargs": kwargs})
 
     def _inline(self, node: fx.Node) -> None:
-        """Writes the nodes of a part that is run with or without gradients: none is served."""
+        """Writes the nodes of a subgraph of set_grad_enabled in place: serving has no gradients."""
         inner: fx.GraphModule = getattr(self._module, str(node.args[1].target))  # type: ignore[union-attr]
         wanted = [one for one in inner.graph.nodes if one.op == "placeholder"]
         for placeholder, value in zip(wanted, node.args[2:], strict=True):
@@ -131,7 +133,7 @@ class _Writer:
         outer, self._module = self._module, inner
         results = self.write(inner.graph)
         self._module = outer
-        for user in node.users:  # each picks one of the results
+        for user in node.users:  # each user takes one of the results
             self._found[user] = results[user.args[1]]  # type: ignore[index]
 
     def _plain(self, value: Any) -> Any:
@@ -177,7 +179,7 @@ _WORDS: dict[str, dict[str, Any]] = {
     "device": {"cpu": torch.device("cpu")},
     "float": {"inf": float("inf"), "-inf": -float("inf"), "nan": float("nan")},
 }
-# What torch calls the types of such arguments.
+# torch's schema types of arguments that are written as words, and the kind of word.
 _KINDS = {
     "ScalarType": "dtype",
     "Layout": "layout",
@@ -188,21 +190,21 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph that runs: it takes weights, constants and inputs in the order of `values`."""
+    """A graph that can run. It takes weights, constants and inputs in the order of `values`."""
 
-    values: tuple[tuple[str, str], ...]  # kind and name of each
+    values: tuple[tuple[str, str], ...]  # kind and name of each value
     outputs: tuple[str, ...]
     run: Callable[..., tuple[Any, ...]]
 
     def named(self, kind: str) -> list[str]:
-        """The names of one kind."""
+        """Returns the names of the values of one kind."""
         return [name for own, name in self.values if own == kind]
 
 
 def read_graph(plain: Any, rows: Mapping[str, int], store: str) -> Graph:
-    """The function of a graph that reads rows under the shared name `store`.
+    """Returns the graph in `plain`, which reads rows from the store shared as `store`.
 
-    `rows` has the dims of the tables that are there.
+    `rows` has the dims of the bundle's tables.
 
     >>> from hedgerow.serving.graph import GRAPH_FORMAT, GRAPH_VERSION
     >>> double = {"op": "aten.add.Tensor", "args": [{"value": 0}, {"value": 0}], "kwargs": {}}
@@ -237,7 +239,7 @@ def read_graph(plain: Any, rows: Mapping[str, int], store: str) -> Graph:
 
 
 def _check_words(name: str, schema: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-    """Types and the like are words: torch takes numbers for them, too, and looks at none."""
+    """Raises if a dtype, layout or device is given as a number: torch would not check it."""
     arguments = [] if schema is None else schema.arguments
     given = {**dict(zip((one.name for one in arguments), args, strict=False)), **kwargs}
     for one in arguments:
@@ -265,7 +267,7 @@ def _list(value: Any, what: str) -> list[Any]:
 
 
 class _GraphReader:
-    """Makes torch's own graph of nodes that were checked. Names in it are ours."""
+    """Builds a torch.fx graph from checked nodes. No name in it comes from the file."""
 
     def __init__(self, taken: int, rows: Mapping[str, int], store: str) -> None:
         self._graph = fx.Graph()
@@ -273,7 +275,7 @@ class _GraphReader:
         self._values = [self._graph.placeholder(f"value{place}") for place in range(taken)]
 
     def add(self, node: Any) -> None:
-        """Appends a call."""
+        """Checks a node and appends its call."""
         if not isinstance(node, dict) or sorted(node) != ["args", "kwargs", "op"]:
             raise FileDamagedError("a node of the graph must have op, args and kwargs.")
         name, args, kwargs = node["op"], node["args"], node["kwargs"]
@@ -293,7 +295,7 @@ class _GraphReader:
         self._values.append(self._graph.call_function(target, given, named))
 
     def _reading(self, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """The arguments of the op that reads rows: of this bundle's tables, with their dims."""
+        """Returns the arguments of the op that reads rows, checked against the bundle's tables."""
         if len(args) != 10 or kwargs:
             raise FileDamagedError("the graph reads rows with a wrong number of arguments.")
         tables, dims = args[3], args[5]
@@ -326,7 +328,7 @@ class _GraphReader:
         return self._tagged(value, depth)
 
     def _tagged(self, value: Any, depth: int) -> Any:
-        """`{"value": 3}`, `{"dtype": "float32"}` and so on."""
+        """Returns the value of a tagged argument such as `{"value": 3}`, `{"dtype": "float32"}`."""
         if not isinstance(value, dict) or len(value) != 1:
             raise FileDamagedError(f"{str(value)[:80]} is no argument of a graph.")
         ((kind, inner),) = value.items()
@@ -341,7 +343,7 @@ class _GraphReader:
         raise FileDamagedError(f"{str(value)[:80]} is no argument of a graph.")
 
     def function(self, outputs: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """What runs all nodes."""
+        """Returns the function that runs all nodes."""
         found = tuple(self._argument(value) for value in outputs)
         if not all(isinstance(value, fx.Node) for value in found):
             raise FileDamagedError("an output of the graph is no value of it.")
@@ -350,7 +352,7 @@ class _GraphReader:
 
 
 def tensors_of(outputs: Sequence[str], found: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
-    """Outputs by name, if each is a tensor."""
+    """Yields the outputs by name; raises if one is not a tensor."""
     for name, value in zip(outputs, found, strict=True):
         if not isinstance(value, Tensor):
             raise FileDamagedError(f"output {name!r} of the graph is a {type(value).__name__}.")

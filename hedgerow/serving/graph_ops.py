@@ -1,7 +1,7 @@
-"""What the graph of a bundle may call: a fixed list of operations, none of which runs other code.
+"""The operations that the graph of a bundle may call. None of them can run other code.
 
-The list has the operations of PyTorch that compute tensors from tensors. It has none that reads or
-writes files, takes memory as it is, or changes what a tensor is a view of.
+The list has PyTorch's operations that compute tensors from tensors. Operations that access files,
+use raw memory, or change the base of a view are not in it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.errors import FileDamagedError
 
-_MOST = 2**63  # sizes and what is computed from them; without a limit few steps make endless ints
+_MOST = 2**63  # bound of sizes and of results of size arithmetic; unbounded ints could fill memory
 
 _ATEN = """
 abs absolute acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d
@@ -62,13 +62,13 @@ linalg_inv linalg_solve matrix_power linalg_matrix_power polygamma i0 cartesian_
 _assert_scalar _assert_tensor_metadata _log_softmax _native_batch_norm_legit_no_training
 _safe_softmax _shape_as_tensor _softmax _to_copy _unique2 _unsafe_index _unsafe_view
 """
-# Only the op that reads rows: what it is given is checked when it runs.
+# Of Hedgerow's ops only the one that reads rows; its arguments are checked when the graph is read.
 ALLOWED = frozenset({*(f"aten.{name}" for name in _ATEN.split()), "hedgerow.read_rows"})
 READ_ROWS = "hedgerow.read_rows.default"
 
 
 def _whole(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function for sizes; a result that no size has is refused."""
+    """Returns `function` with a check that an integer result fits into 64 bits."""
 
     def of_sizes(*given: Any) -> Any:
         found = function(*given)
@@ -87,7 +87,7 @@ def _pow(base: Any, exponent: Any) -> Any:
 
 
 def _getitem(values: Any, place: int) -> Any:
-    """One of several results."""
+    """Returns one of several results."""
     if not isinstance(values, tuple | list):
         raise FileDamagedError(f"the graph takes item {place} of one {type(values).__name__}.")
     return values[place]
@@ -99,7 +99,7 @@ _PLAIN = {
     "torch": "sym_float sym_int sym_ite sym_max sym_min sym_not sym_sum",
 }
 _MODULES: dict[str, Any] = {"operator": operator, "math": math, "torch": torch}
-# How sizes are computed, and one of several results picked.
+# Functions on sizes, and the choice of one of several results.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "operator.getitem": _getitem,
     "operator.pow": _pow,
@@ -123,7 +123,7 @@ _NAMES: dict[Any, str] = {
 
 
 def _guarded(op: Any, check: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
-    """An operation that does not look at its arguments as closely as it should."""
+    """Returns an operation with an added check of arguments that torch does not check itself."""
     names = [one.name for one in op._schema.arguments]
 
     def run(*given: Any, **named: Any) -> Any:
@@ -136,7 +136,7 @@ def _guarded(op: Any, check: Callable[[dict[str, Any]], None]) -> Callable[..., 
 
 
 def _check_channels(given: dict[str, Any]) -> None:
-    """One number a channel: the operation reads, and writes, as many as there are channels."""
+    """Raises unless each parameter has one number per channel: torch would read out of bounds."""
     shape = given["input"].shape
     for name in ("weight", "bias", "running_mean", "running_var"):
         value = given.get(name)
@@ -148,7 +148,7 @@ def _check_channels(given: dict[str, Any]) -> None:
 
 
 def _check_segments(given: dict[str, Any]) -> None:
-    """Segments lie inside the data: the operation reads what is beside it, too."""
+    """Raises unless all segments lie inside the data: torch would read out of bounds."""
     data, offsets = given["data"], given.get("offsets")
     if given.get("indices") is not None or given.get("unsafe") not in (None, False):
         raise FileDamagedError("the graph reduces segments that are not checked.")
@@ -160,12 +160,13 @@ def _check_segments(given: dict[str, Any]) -> None:
         raise FileDamagedError(f"the graph reduces segments outside its {data.shape[axis]} rows.")
 
 
-_GATES = {"lstm": 4, "gru": 3, "rnn_relu": 1, "rnn_tanh": 1}  # of recurrent layers
+_GATES = {"lstm": 4, "gru": 3, "rnn_relu": 1, "rnn_tanh": 1}  # gates per recurrent layer
 
 
 def _check_layers(gates: int, given: dict[str, Any]) -> None:
-    """Recurrent layers have weights and states that fit their input: the operation computes with
-    what lies beside shorter ones.
+    """Raises unless the shapes of weights and states of recurrent layers fit their input.
+
+    torch would read out of bounds.
     """
     values, params, states = given["input"], given["params"], given["hx"]
     held = [*params, *([states] if isinstance(states, Tensor) else states)]
@@ -181,14 +182,14 @@ def _check_layers(gates: int, given: dict[str, Any]) -> None:
 def _layer_shapes(
     gates: int, given: dict[str, Any], first: tuple[int, ...], last: tuple[int, ...]
 ) -> list[tuple[int, ...]]:
-    """Those of all weights, then of all states, as the `first` weight and the `last` state say."""
+    """Returns the shapes of all weights and states that fit the first weight and last state."""
     values, layers = given["input"].shape, given["num_layers"]
     if len(values) != 3 or not first or not last or layers > len(given["params"]):
         return []
     directions, hidden = 2 if given["bidirectional"] else 1, first[0] // gates
     states, out = given["hx"], hidden
     if not isinstance(states, Tensor) and states and states[0].dim():
-        out = states[0].shape[-1]  # less than `hidden` where a layer of an LSTM ends in a product
+        out = states[0].shape[-1]  # less than `hidden` if the LSTM has a projection
     of_layer: list[tuple[int, ...]] = [(gates * hidden,)] * 2 if given["has_biases"] else []
     of_layer += [(out, hidden)] if out != hidden else []
     shapes: list[tuple[int, ...]] = []
@@ -199,18 +200,18 @@ def _layer_shapes(
     return shapes + [(layers * directions, samples, size) for size in sizes]
 
 
-# Found by calling every operation of the list with arguments that do not fit each other.
+# Found by calls of every listed operation with arguments that do not fit each other.
 _CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "_native_batch_norm_legit_no_training": _check_channels,
     "segment_reduce": _check_segments,
     **{name: partial(_check_layers, gates) for name, gates in _GATES.items()},
 }
-# Forms of recurrent layers over packed samples: nothing that may be called packs them.
+# Recurrent layers over packed samples: no allowed operation makes packed samples.
 _PACKED = frozenset((name, "data") for name in _GATES)
 
 
 def name_of(target: Any) -> str | None:
-    """The name under which a graph's file knows what a node calls; None if it may not be called.
+    """Returns the name in the file of what a node calls, or None if it is not allowed.
 
     >>> name_of(torch.ops.aten.mm.default), name_of(torch.ops.aten.from_file.default)
     ('aten.mm.default', None)
@@ -220,12 +221,12 @@ def name_of(target: Any) -> str | None:
         return name if _allowed(name) else None
     try:
         return _NAMES.get(target)
-    except TypeError:  # not hashable, so no function of ours
+    except TypeError:  # not hashable
         return None
 
 
 def op_of(name: str) -> Callable[..., Any]:
-    """What a name of a graph's file calls.
+    """Returns the function that a name in the file calls; raises if it is not allowed.
 
     >>> op_of("aten.from_file.default")
     Traceback (most recent call last):
@@ -246,9 +247,9 @@ among the operations that a bundle may call.
 
 
 def _without_output_size(op: Any) -> Callable[..., Any]:
-    """The operation; `repeat_interleave` counts its results itself.
+    """Returns the operation; `repeat_interleave` loses its argument `output_size`.
 
-    Told a wrong count, torch writes them past the end of the memory that it took.
+    With a wrong `output_size` torch writes beyond the end of the result's memory.
     """
     if not str(op).startswith("aten.repeat_interleave."):
         return op
@@ -261,10 +262,10 @@ def _without_output_size(op: Any) -> Callable[..., Any]:
 
 
 def _allowed(name: str) -> bool:
-    """Whether a full name is of an operation of the list, or of its form that works in place.
+    """Returns whether a full name is a listed operation, or the in-place form of one.
 
-    Forms that compute Python's numbers, and those of TorchScript, end the process where they are
-    given a zero or a wrong word: exported graphs have none of them.
+    Overloads on Python numbers and overloads of TorchScript are not allowed: some end the process
+    on a zero or an invalid string. Exported graphs have none of them.
     """
     parts = name.split(".")
     if len(parts) != 3:
@@ -276,9 +277,7 @@ def _allowed(name: str) -> bool:
 
 
 def _on_tensors(space: str, packet: str, overload: str) -> bool:
-    """Whether a form of an operation takes or gives tensors, or only checks what it is given; and
-    does not write its results into what it is given.
-    """
+    """Returns whether an overload is on tensors, or is a pure check, and has no `out` argument."""
     found = getattr(getattr(torch.ops, space), packet, None)
     if found is None or overload not in found.overloads() or overload.startswith("prim"):
         return False

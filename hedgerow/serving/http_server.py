@@ -1,4 +1,4 @@
-"""An HTTP server whose memory and threads are bounded, whatever its clients send."""
+"""An HTTP server with limits on memory and threads, whatever its clients send."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OriginCheck:
-    """Looks at the Host and the Origin of a request.
+    """Checks the Host and Origin headers of a request.
 
-    A page of another site can make a browser send requests to this server. It says so in Origin,
-    unless its own name was made to lead here (DNS rebinding): then Host has that name.
+    A page of another site can make a browser send requests to this server. The browser then sends
+    the site as Origin. With DNS rebinding the origins match, but Host has the name of the site.
 
     >>> check = OriginCheck.of("127.0.0.1:8501", ())
     >>> check.refusal("localhost:8501", None)
     ''
     >>> check.refusal("evil.example", None)
-    "the Host 'evil.example' is none of this server's; allow it with --allow-host NAME."
+    "the Host 'evil.example' is not a name of this server; allow it with --allow-host NAME."
     """
 
     names: frozenset[str]
@@ -44,9 +44,10 @@ class OriginCheck:
 
     @staticmethod
     def of(address: str, hosts: Collection[str]) -> OriginCheck:
-        """For a server at an address: it is known by that, by the machine's names and by `hosts`.
+        """Returns the check of a server at `address`, with `hosts` as further names of it.
 
-        A server that others reach takes every IP address, which no site has as its name.
+        The server also has its address and the machine's names. A server that other machines
+        reach accepts every IP address as Host, since no site has an IP address as its name.
         """
         own = {"localhost", _name(address), *(host.lower() for host in hosts)}
         local = is_local(address)
@@ -55,17 +56,19 @@ class OriginCheck:
         return OriginCheck(frozenset(own), not local)
 
     def refusal(self, host: str, origin: str | None) -> str:
-        """Why a request is refused; empty if it is not."""
+        """Returns why a request is refused; empty if it is accepted."""
         if host and not self._is_own(_name(host)):
             shown = host[:100]
-            return f"the Host {shown!r} is none of this server's; allow it with --allow-host NAME."
+            return (
+                f"the Host {shown!r} is not a name of this server; allow it with --allow-host NAME."
+            )
         if origin is None:
             return ""
         try:
             same = urlsplit(origin).netloc.lower() == host.lower() != ""
         except ValueError:
             same = False
-        return "" if same else f"requests of pages of {origin[:100]!r} are refused."
+        return "" if same else f"requests from pages of {origin[:100]!r} are refused."
 
     def _is_own(self, name: str) -> bool:
         if name in self.names or "*" in self.names:
@@ -78,7 +81,7 @@ class OriginCheck:
 
 
 def _name(host: str) -> str:
-    """A host without its port, as it is compared."""
+    """Returns a host in lower case, without its port."""
     text = host.strip().lower()
     if text.startswith("["):
         inner, _, rest = text[1:].partition("]")
@@ -88,14 +91,14 @@ def _name(host: str) -> str:
 
 
 _PIECE_BYTES = 1 << 16
-HEAD_BYTES = 1 << 16  # of a request's first line and headers; http.server takes 6.5 MB
+HEAD_BYTES = 1 << 16  # limit of the request line and headers; http.server's own limit is 6.5 MB
 
 
 class RequestReader:
-    """Stands in for the file that http.server reads from. Belongs to one thread.
+    """Replaces the file that http.server reads from. Belongs to one thread.
 
-    A head may take `head_s` seconds from its first byte on, however slowly it comes; otherwise
-    the connection may be silent for `idle_s`.
+    A request's head may take `head_s` seconds from its first byte, however slowly bytes arrive.
+    At other times the connection may be silent for `idle_s`.
     """
 
     def __init__(self, connection: socket.socket, head_s: float, idle_s: float) -> None:
@@ -104,13 +107,13 @@ class RequestReader:
         self.begin()
 
     def begin(self) -> None:
-        """The next line is the first of a request."""
+        """Prepares for the first line of a request."""
         self._left = HEAD_BYTES + 1
         self._end_s: float | None = None
-        self.unclear = False  # whether a line holds what others may read as two
+        self.unclear = False  # whether a line has a byte that other readers may take as a line end
 
     def readline(self, limit: int = HEAD_BYTES + 1) -> bytes:
-        """A line of a head; cut where it is too long, empty where the client went away."""
+        """Returns a line of a head; truncated if too long, empty if the client has disconnected."""
         if self._left <= 0:
             raise HTTPException(f"more than {HEAD_BYTES} bytes before the body")
         most = min(limit, self._left)
@@ -126,14 +129,14 @@ class RequestReader:
         return line
 
     def read1(self, most: int) -> bytes:
-        """Some bytes of a body; none where the client went away."""
+        """Returns some bytes of a body; empty if the client has disconnected."""
         self._left, self._end_s = 0, None
         if not self._buffer:
             self._receive()
         return self._take(most)
 
     def close(self) -> None:
-        """Forgets what was read and not asked for."""
+        """Drops the bytes that were received but not read."""
         self._buffer.clear()
 
     def _take(self, size: int) -> bytes:
@@ -144,7 +147,7 @@ class RequestReader:
         return taken
 
     def _receive(self) -> bool:
-        """Whether more bytes came."""
+        """Receives bytes; returns whether there were any."""
         if self._buffer and self._left > 0 and self._end_s is None:
             self._end_s = time.monotonic() + self._head_s
         left_s = self._idle_s
@@ -162,24 +165,24 @@ class RequestReader:
 
 
 _CHUNK_BYTES = 1 << 16
-_SOCKETS = ("unix:", "unix-abstract:")  # for gRPC; here they would be names of hosts
+_SOCKETS = ("unix:", "unix-abstract:")  # addresses of gRPC; HTTP would take them as host names
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What one server takes from its clients, alone and together."""
+    """Limits on clients, each and all together."""
 
     body_bytes: int = 32 << 20
-    all_bodies_bytes: int = 128 << 20  # JSON needs many times its length while it is read
+    all_bodies_bytes: int = 128 << 20  # parsing JSON needs many times its length in memory
     connections: int = 256
     idle_s: float = 30.0  # without a byte
-    head_s: float = 10.0  # for a whole head, however slowly it comes
-    body_s: float = 60.0  # for a whole body, however slowly it comes
+    head_s: float = 10.0  # for a whole head
+    body_s: float = 60.0  # for a whole body
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A status, a body and its type."""
+    """An answer: its status, its body and the type of the body."""
 
     status: int
     body: bytes
@@ -188,13 +191,13 @@ class HttpAnswer:
 
 DEFAULT_LIMITS = HttpLimits()
 Respond = Callable[[str, str, bytes], HttpAnswer]
-"""Method, path and body of a request in; the answer out. Called by many threads."""
+"""Returns the answer to a request's method, path and body. Many threads call it."""
 
 
 class HttpServer:
-    """Answers requests by `respond`; `address` tells the port. Owns a lock.
+    """Answers requests by `respond` at `address`. Owns a lock.
 
-    `hosts` are names under which clients reach it, beside those that OriginCheck.of() knows.
+    `hosts` are further host names of the server; OriginCheck.of() has the others.
     """
 
     def __init__(
@@ -219,12 +222,12 @@ class HttpServer:
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def start(self) -> Self:
-        """Answers from now on."""
+        """Starts to answer requests."""
         self._thread.start()
         return self
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Takes no more connections, waits for requests under way, then ends what is left."""
+        """Stops accepting, waits for requests in flight, then closes all connections."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -244,7 +247,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
         if tls.client_ca is not None:
             context.load_verify_locations(tls.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is a subclass
         raise InputError(f"{tls} cannot be used: {error}; name PEM files that fit.") from error
     return context
 
@@ -266,13 +269,13 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._lock = threading.Condition()
         self._open: set[socket.socket] = set()
-        self._waiting: dict[socket.socket, None] = {}  # for a request; the longest first
+        self._waiting: dict[socket.socket, None] = {}  # connections without a request, in order
         self._busy, self._body_bytes = 0, 0
         self.draining = False
         super().__init__((host, port), _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """A connection; its handshake is made later, by its own thread."""
+        """Returns a connection; its own thread makes the TLS handshake later."""
         connection, peer = super().get_request()
         connection.settimeout(self.limits.idle_s)
         if self._context is not None:
@@ -282,10 +285,10 @@ class _Server(ThreadingHTTPServer):
         return connection, peer
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for one more connection; it is closed where there is none.
+        """Returns whether one more connection is accepted; http.server closes a refused one.
 
-        Room is made by ending the one that waits longest for a request, or for the rest of it:
-        slow clients, however many, keep no quick one out.
+        At the limit, the connection that has waited longest for a whole request is ended instead.
+        So slow clients, however many, do not keep out fast ones.
         """
         with self._lock:
             if len(self._open) >= self.limits.connections:
@@ -299,36 +302,36 @@ class _Server(ThreadingHTTPServer):
     def _end_waiting(self, connection: socket.socket) -> None:
         del self._waiting[connection]
         self._open.discard(connection)
-        with suppress(OSError):  # it may have gone by itself
-            # Past the methods of TLS, whose state belongs to the thread that reads.
+        with suppress(OSError):  # the client may have closed it
+            # Not by the TLS socket's methods: its state belongs to the reading thread.
             socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
     def has_request(self, connection: socket.socket) -> None:
-        """A whole request is here: the connection is not ended before it is answered."""
+        """Marks a connection as having a whole request, so that it stays until the answer."""
         with self._lock:
             self._waiting.pop(connection, None)
 
     def waits(self, connection: socket.socket) -> None:
-        """The connection waits for its next request."""
+        """Marks a connection as waiting for its next request."""
         with self._lock:
             if connection in self._open:
                 self._waiting[connection] = None
 
     def shutdown_request(self, request: Any) -> None:
-        """Ends a connection."""
+        """Closes a connection."""
         with self._lock:
             self._open.discard(request)
             self._waiting.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away or speaks no HTTP ends its own connection, nothing else."""
+        """Logs an error of a connection; it affects no other connection."""
         logging.getLogger("hedgerow").debug(
             "a connection of %s ended", client_address, exc_info=True
         )
 
     def begin(self, length: int) -> bool:
-        """Counts a request in, if there is room for its body."""
+        """Returns whether a request's body fits into the memory limit, and counts it if so."""
         with self._lock:
             if self._body_bytes + length > self.limits.all_bodies_bytes:
                 return False
@@ -337,14 +340,14 @@ class _Server(ThreadingHTTPServer):
             return True
 
     def end(self, length: int) -> None:
-        """Counts a request out."""
+        """Removes a request from the counts."""
         with self._lock:
             self._busy -= 1
             self._body_bytes -= length
             self._lock.notify_all()
 
     def finish(self, grace_s: float) -> None:
-        """Waits for requests, then closes every connection."""
+        """Waits for requests in flight, then closes every connection."""
         self.draining = True
         with self._lock:
             self._lock.wait_for(lambda: not self._busy, grace_s)
@@ -357,32 +360,32 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "hedgerow", ""
-    default_request_version = "HTTP/1.1"  # errors of requests that say no version have a head, too
+    default_request_version = "HTTP/1.1"  # so that an answer to a malformed request has headers
     server: _Server  # type: ignore[assignment]
 
     def setup(self) -> None:
-        """Reads through bounds, in place of http.server's own file."""
+        """Replaces http.server's file by a RequestReader."""
         super().setup()
         limits = self.server.limits
         self.rfile = RequestReader(self.connection, limits.head_s, limits.idle_s)  # type: ignore
 
     def handle_one_request(self) -> None:
-        """One request, and then the next of this connection."""
+        """Handles one request, then marks the connection as waiting for the next."""
         self.rfile.begin()  # type: ignore[attr-defined]
         super().handle_one_request()
         self.server.waits(self.connection)
 
     def do_GET(self) -> None:
-        """A request without a body."""
+        """Answers a request without a body."""
         stated = self.headers.get_all("Content-Length") or ["0"]
         if stated != ["0"] or "Transfer-Encoding" in self.headers:
-            # Else its body would be read as the next request, which a proxy never saw.
+            # Else the body would be read as a second request, which a proxy has not checked.
             self._refuse(400, "a GET has no body; send none.")
         elif self._is_clear():
             self._answer(0)
 
     def do_POST(self) -> None:
-        """A request with a body of a stated length."""
+        """Answers a request with a body of a stated length."""
         if not self._is_clear():
             return
         text = self.headers.get("Content-Length", "")
@@ -399,8 +402,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(int(text))
 
     def _is_clear(self) -> bool:
-        """Whether every reader finds the same headers, and so the same end of the request; and
-        whether it was meant for this server.
+        """Returns whether the headers have one meaning for every reader, and are for this server.
+
+        Sends an error otherwise.
         """
         lengths = self.headers.get_all("Content-Length") or []
         broken = bool(self.headers.defects) or self.rfile.unclear  # type: ignore[attr-defined]
@@ -411,7 +415,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) > 1 or len(origins) > 1 or (not hosts and self.request_version > "HTTP/1.0"):
             self._refuse(400, "send one Host header, and at most one Origin.")
             return False
-        try:  # a whole address in the first line goes before Host, as HTTP says
+        try:  # an absolute URI in the request line takes precedence over Host (RFC 9112)
             host = urlsplit(self.path).netloc or "".join(hosts)
         except ValueError as error:  # http://[
             self._refuse(400, f"Malformed request: {self.path[:100]}: {error}")
@@ -422,11 +426,11 @@ class _Handler(BaseHTTPRequestHandler):
         return not reason
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What http.server refuses, in the form of our other errors."""
+        """Sends http.server's own errors in the form of all other errors."""
         self._refuse(int(code), message or HTTPStatus(code).phrase)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keeps the standard error output for errors."""
+        """Logs to the logger, not to standard error."""
         logging.getLogger("hedgerow").debug(format, *args)
 
     def _answer(self, length: int) -> None:
@@ -444,7 +448,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.end(length)
 
     def _body(self, length: int) -> bytes | None:
-        """The whole body; None where it does not come in time."""
+        """Returns the whole body, or None if it does not arrive in time."""
         end_s = time.monotonic() + self.server.limits.body_s
         parts, left = [], length
         while left:
@@ -458,7 +462,7 @@ class _Handler(BaseHTTPRequestHandler):
         return b"".join(parts)
 
     def _refuse(self, status: int, text: str) -> None:
-        """An error after which nothing more is read: the body is still on its way."""
+        """Sends an error and closes the connection, since the body may still be arriving."""
         self.close_connection = True
         self._send(HttpAnswer(status, json.dumps({"error": text}).encode()))
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (KServe v2) over the same models."""
+"""The Open Inference Protocol (KServe v2) for the models of a registry."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from ..wire.tensors import Compat
     from .registry import Lease, Registry
 
-SIGNATURE_PARAMETER = "signature_name"  # of a request: the protocol has no word for signatures
+SIGNATURE_PARAMETER = "signature_name"  # a request parameter; the protocol has no signatures
 
 
 def ready(registry: Registry, request: ModelReadyRequest) -> bool:
-    """Whether a model, or a version of it, answers; one that is not known does not."""
+    """Returns whether a model, or the requested version of it, answers; False if unknown."""
     versions = registry.versions(request.name)
     version = _version(request.version)
     return bool(versions) if version is None else version in versions
 
 
 def metadata(registry: Registry, request: ModelMetadataRequest) -> ModelMetadataResponse:
-    """The inputs and outputs of a model's default signature; of the only one, where it has one."""
+    """Returns the inputs and outputs of a model's default signature, or of its only one."""
     with _lease(registry, request.name, request.version) as model:
         only = next(iter(model.signatures), "") if len(model.signatures) == 1 else ""
         key = DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in model.signatures else only
@@ -48,7 +48,7 @@ def metadata(registry: Registry, request: ModelMetadataRequest) -> ModelMetadata
 def _describe(described: object, specs: Mapping[str, TensorSpec]) -> None:
     for name, spec in specs.items():
         element = dtypes.of_torch(spec.dtype)
-        datatype = element.kserve or element.name.upper()  # a word of ours, where it has none
+        datatype = element.kserve or element.name.upper()  # our own name if the protocol has none
         shape = [-1 if size is None else size for size in spec.shape]
         described.add(name=name, datatype=datatype, shape=shape)  # type: ignore[attr-defined]
 
@@ -81,7 +81,7 @@ def infer(
 
 
 def _form(request: ModelInferRequest, outputs: Tensors, compat: Compat) -> Compat:
-    """That of the inputs, or `compat`, where the protocol has typed contents for all outputs."""
+    """Returns `compat`, else the inputs' form; raw if an output has no typed form."""
     if compat is None and (request.raw_input_contents or not request.inputs):
         return None
     return "typed" if all(dtypes.of_torch(v.dtype).contents for v in outputs.values()) else None
@@ -92,7 +92,7 @@ def _lease(registry: Registry, name: str, version: str) -> Lease:
 
 
 def _version(text: str) -> int | None:
-    """The version a request names; none named is the newest."""
+    """Returns the requested version; None means the newest."""
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 20):

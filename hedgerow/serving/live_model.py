@@ -1,4 +1,4 @@
-"""A loaded model that publishers update: pushes of rows in sessions, and replacement of weights."""
+"""A loaded model that publishers update: pushes of rows in sessions, and of dense weights."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from .registry import Registry
 
 
-WAIT_S = 2.0  # for a push that was sent before one that is here
-SILENT_S = 10.0  # without a word for so long a publisher gives way to older ones
+WAIT_S = 2.0  # how long a push waits for the push before it
+SILENT_S = 10.0  # after this time without a call a publisher can be replaced by an older one
 
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """How fresh the rows of one trainer shard are here.
+    """How fresh the rows of one trainer shard are in this replica.
 
-    With a `synced` shard every change older than `age_s` seconds is here; before that, rows are
-    those of the bundle and what was pushed so far. `seq` is the number of the last push that was
-    applied, `rows` and `removed` count what pushes did.
+    If `synced`, every change older than `age_s` seconds is in the replica. Before that, rows are
+    those of the bundle and of the pushes so far. `seq` is the number of the last applied push.
+    `rows` and `removed` count the rows that pushes assigned and removed.
     """
 
     shard: int
@@ -66,15 +66,15 @@ class ShardStatus:
     age_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns a dict for JSON."""
         return asdict(self)
 
 
 class PushSession:
-    """One session; `lock`, a condition, is held while a push changes rows.
+    """A publisher's session for one trainer shard; `lock`, a condition, is held during a push.
 
-    `generation` is the time stamp of every row that it writes: rows of the shard with an older one
-    were not sent in this session.
+    `generation` is the time stamp of every row that the session writes. Rows of the shard with a
+    smaller time stamp were not sent in this session.
     """
 
     def __init__(
@@ -92,39 +92,39 @@ class PushSession:
         self._ended = False
         self._seq = self._rows = self._removed = 0
         self._made_s = self._heard_s = time.monotonic()
-        self._fresh_s: float | None = None  # every change before is here
+        self._fresh_s: float | None = None  # every change before this time is applied
 
     def router(self, table: str) -> Router:
-        """Who owns the keys of a table."""
+        """Returns the router of a table."""
         return self._routers[table]
 
     def outranks(self, publisher: str) -> bool:
-        """Whether it keeps its place when this publisher wants it: publishers sort by their start.
+        """Returns whether the session keeps its shard when another publisher wants it.
 
-        Without any word for `SILENT_S` it does not, so that nobody waits for the dead.
+        It does if its publisher started later, and has made a call within `SILENT_S`.
         """
         silent_s = time.monotonic() - self._heard_s
         return self.publisher > publisher and silent_s < SILENT_S
 
     def end(self) -> None:
-        """Refuses all pushes that come later, and waits for the one that runs."""
+        """Refuses all later pushes, and waits for the one in progress."""
         with self.lock:
             self._ended = True
             self.lock.notify_all()
 
     def check(self, token: str) -> None:
-        """Whether a call belongs to this session. Call it with the lock held."""
+        """Raises unless a call belongs to this session. Call it with the lock held."""
         if self._ended or token != self.token:
             raise ServingError(GONE, f"shard {self.shard} has another session; attach again.")
         self._heard_s = time.monotonic()
 
     def begin(self, mark: PushMark) -> None:
-        """Lets a push in, once the one before it was, unless a later one was. Hold the lock."""
+        """Waits for a push's turn and records it as the last. Call it with the lock held."""
         self.await_turn(mark)
         self.let_in(mark)
 
     def await_turn(self, mark: PushMark) -> None:
-        """Waits until a push may be let in, and refuses one that never may. Hold the lock."""
+        """Waits for a push's turn; raises if it cannot come. Call it with the lock held."""
         self.check(mark.session)
         in_turn = self.lock.wait_for(lambda: self._ended or self._seq >= mark.after, WAIT_S)
         self.check(mark.session)
@@ -134,19 +134,19 @@ class PushSession:
             )
 
     def let_in(self, mark: PushMark) -> None:
-        """From now on this push is the last one. Hold the lock since its turn came."""
+        """Records a push as the last. The lock must be held since its turn came."""
         self._seq = mark.seq
         self.lock.notify_all()
 
     def done(self, rows: int, removed: int, lag_s: float | None) -> None:
-        """Counts a push that was applied, or a word that nothing changed."""
+        """Counts an applied push, or a beat, which changes no rows."""
         self._rows += rows
         self._removed += removed
         if lag_s is not None:
             self._fresh_s = time.monotonic() - max(0.0, lag_s)
 
     def status(self) -> ShardStatus:
-        """How fresh this shard's rows are."""
+        """Returns how fresh this shard's rows are."""
         since_s = self._made_s if self._fresh_s is None else self._fresh_s
         return ShardStatus(
             self.shard,
@@ -161,13 +161,13 @@ class PushSession:
 
 
 _LATER = "a publisher that was started later sends these rows; stop this one."
-_SLICE_ROWS, _SLICES = 4096, 16  # of one sweep: pushes of the shard wait for it
+_SLICE_ROWS, _SLICES = 4096, 16  # of one sweep call: pushes of the shard wait for its end
 
 
 class LiveModel:
-    """What publishers do to one loaded model. Owns a lock; a session has its own.
+    """The updates that publishers make to one loaded model. Owns a lock; a session has its own.
 
-    Readers never wait for a publisher: rows change one by one, weights all at one instant.
+    Readers never wait for a publisher. Rows change one by one, weights all at once.
     """
 
     def __init__(
@@ -185,12 +185,12 @@ class LiveModel:
         self._attaching = threading.Lock()
         self._sessions: dict[int, PushSession] = {}
         self._generation = 0
-        self._dense_from, self._dense_number = "", 0  # who sent the weights, and which
+        self._dense_from, self._dense_number = "", 0  # publisher and number of the weights
 
-    # ---- what others ask
+    # ---- status
 
     def describe(self, name: str, version: int) -> ServedModel:
-        """What is served here."""
+        """Returns a description of the model for publishers."""
         store, routers = self._store, self._routers
         dims = {} if store is None else dict(zip(store.names, store.dims, strict=True))
         shards = max((router.shards for router in routers.values()), default=1)
@@ -200,24 +200,24 @@ class LiveModel:
         )
 
     def rows(self) -> int:
-        """How many rows are here, of all tables."""
+        """Returns the number of rows of all tables."""
         return 0 if self._store is None else self._store.size()
 
     def shards(self) -> list[ShardStatus]:
-        """How fresh the rows of each trainer shard are."""
+        """Returns how fresh the rows of each trainer shard are."""
         with self._lock:
             sessions = sorted(self._sessions.items())
         return [session.status() for _, session in sessions]
 
     def dense_status(self) -> dict[str, Any]:
-        """Which weights answer: 0 are those of the bundle; and their age in seconds."""
+        """Returns number and age in seconds of the weights; number 0 means the bundle's."""
         age_s = None if self._program is None else self._program.age_s()
         return {"number": self._dense_number, "age_s": age_s}
 
     # ---- rows
 
     def guarded(self, signatures: Mapping[str, Signature]) -> dict[str, Signature]:
-        """The signatures; marked pushes through them are let in by their session."""
+        """Returns the signatures, in which pushes with a mark go through their session."""
         found = dict(signatures)
         for key in (ASSIGN, REMOVE):
             run = found[key].run
@@ -230,7 +230,7 @@ class LiveModel:
         return found
 
     def stamp(self) -> int:
-        """The time of rows that the push at hand writes; 0 of one without a session."""
+        """Returns the time stamp for rows of the current push; 0 for a push without a session."""
         mark = current_push()
         return 0 if mark is None else self._session(mark.shard, mark.session).generation
 
@@ -252,7 +252,7 @@ class LiveModel:
         return run_in_session
 
     def _guard_plain(self, answer: AnswerPlain) -> AnswerPlain:
-        """As _guard, of the shorter way; a push that it leaves to `run` is not let in here."""
+        """Guards `answer_plain` as _guard() does `run`; leaves a None answer's push to `run`."""
 
         def answer_in_session(request: PlainRequest, tail: bytes) -> bytes | None:
             mark = current_push()
@@ -261,7 +261,7 @@ class LiveModel:
             session = self._session(mark.shard, mark.session)
             with session.lock:
                 session.await_turn(mark)
-                answered: bytes | None = b""  # of one that fails: it was let in as well
+                answered: bytes | None = b""  # a push that raises counts as let in
                 try:
                     answered = answer(request, tail)
                 finally:
@@ -278,13 +278,13 @@ class LiveModel:
         return sum((request.int64s(f"{name}_id") or (0, 0))[1] for name in names)
 
     def attach(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """A new session of a trainer shard, which ends the one before.
+        """Starts a session of a trainer shard and ends the previous one; returns it as a dict.
 
-        The publisher that started last has its way: an older one, whose trainer was perhaps
-        replaced, is refused until the later one is silent.
+        The publisher that started last takes precedence: an older one, whose trainer may have
+        been replaced, is refused until the later one is silent.
 
-        Sessions of a trainer with another number of shards end as well: that one is gone. The
-        answer tells how many rows are here already, of all shards.
+        Sessions with another number of shards end too: their trainer is gone. The answer also has
+        the number of rows of all shards in this replica.
         """
         try:
             shard, shards = int(asked["shard"]), int(asked["shards"])
@@ -302,7 +302,7 @@ class LiveModel:
         if not 0 <= shard < shards:
             raise InputError(f"a publisher attaches as shard {shard} of {shards}; count from 0.")
         if incarnation != self.incarnation:
-            raise ServingError(GONE, "the model was loaded again; look what is served.")
+            raise ServingError(GONE, "the model was loaded again; call Describe again.")
         names = () if self._store is None else self._store.names
         if sorted(routers) != sorted(names) or any(r.shards != shards for r in routers.values()):
             raise InputError(f"a publisher of {sorted(routers)} attaches to tables {list(names)}.")
@@ -348,7 +348,7 @@ class LiveModel:
         return {"cursor": str(cursor), "done": done, "removed": removed}
 
     def beat(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Takes note that the shard has nothing new."""
+        """Records that the shard has no new changes."""
         session, lag_s = self._session_of(asked), asked.get("lag_s", 0.0)
         if not isinstance(lag_s, int | float) or not math.isfinite(lag_s):
             raise InputError(f"lag_s is {lag_s!r}; it must be a number of seconds.")
@@ -377,9 +377,9 @@ class LiveModel:
     # ---- weights
 
     def take_dense(self, push: DensePush) -> dict[str, Any]:
-        """Answers with other weights from now on; those of a publisher that was replaced, never."""
+        """Replaces the weights; refuses those of a publisher that was replaced by a later one."""
         if push.incarnation != self.incarnation:
-            raise ServingError(GONE, "the model was loaded again; look what is served.")
+            raise ServingError(GONE, "the model was loaded again; call Describe again.")
         if self._program is None:
             raise InputError("this model has rows and no weights.")
         with self._attaching:
@@ -393,7 +393,7 @@ class LiveModel:
         return {"number": self._dense_number}
 
     def _refuses_dense_of(self, publisher: str) -> bool:
-        """Whether one that was started later sends weights; with rows, as long as it is heard."""
+        """Returns whether a later publisher owns the weights; with rows, only if it is active."""
         if self._store is None:
             return publisher < self._dense_from
         with self._lock:
@@ -407,13 +407,13 @@ Answer = Callable[[bytes], dict[str, Any]]
 
 
 class SyncService:
-    """Answers publishers for the models of a registry: of each model its newest version."""
+    """Answers publishers for the newest version of each model of a registry."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     def answers(self) -> dict[str, Answer]:
-        """The function of each method, by name."""
+        """Returns the function of each method, by name."""
         return {
             DESCRIBE: lambda _: {"models": [one["served"] for one in self._models()]},
             ATTACH: lambda data: self._ask(data, LiveModel.attach),
@@ -423,7 +423,7 @@ class SyncService:
         }
 
     def status(self) -> dict[str, Any]:
-        """How fresh every model is, fit for JSON."""
+        """Returns how fresh every model is, for JSON."""
         return {"models": [one["status"] for one in self._models()]}
 
     def _models(self) -> Iterator[dict[str, Any]]:
@@ -434,7 +434,7 @@ class SyncService:
                     if followed is None:
                         continue
                     served = followed.describe(name, model.version)
-            except ServingError:  # none of its versions answers now
+            except ServingError:  # no version of it answers now
                 continue
             yield {
                 "served": served.to_dict(),
@@ -471,7 +471,7 @@ class SyncService:
 
 
 def sync_handler(registry: Registry, coded: Coded) -> Any:
-    """What grpcio calls; `coded` gives the code and the text of an error."""
+    """Returns a grpcio handler; `coded` returns the code and the text of an error."""
     answers = SyncService(registry).answers()
     return service_handler(
         REPLICA_SERVICE, {name: _behaviour(answer) for name, answer in answers.items()}, coded

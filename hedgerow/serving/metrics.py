@@ -1,4 +1,4 @@
-"""Counters and histograms of a server, in the format of Prometheus."""
+"""Counters and histograms of a server, in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ROWS = tuple(4.0**power for power in range(10))
 
 _LABELS = ("method", "model", "version", "signature", "code")
 Kind = tuple[str, str, int | None, str, str]
-"""What requests are told apart by: _LABELS, in order; None is no version."""
+"""The values of _LABELS, in order; a version of None means no version."""
 
 
 class _Histogram:
-    """How many values lie below each bound, and their sum."""
+    """Counts of values per bucket, and the sum of the values."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -45,7 +45,7 @@ class _Histogram:
         self.total += other.total
 
     def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus has them: each bound with all values up to it."""
+        """Returns each bound with the number of values up to it, as Prometheus expects."""
         below, found = 0, []
         for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
             below += count
@@ -54,10 +54,10 @@ class _Histogram:
 
 
 class RequestCounts:
-    """Counts that many threads add to, and that a scrape reads.
+    """Request counts and histograms. Safe from many threads; owns a lock.
 
-    prometheus_client's own take a lock and several calls for each number, and a request changes
-    six of them: a third of the time that a small one takes in all.
+    prometheus_client's own metrics take a lock and several calls per number. A request changes
+    six numbers, which took a third of the time of a small request.
 
     >>> counts = RequestCounts()
     >>> counts.add(("/Predict", "ctr", 1, "", "OK"), 0.002, 64)
@@ -71,7 +71,7 @@ class RequestCounts:
         self._kinds: dict[Kind, tuple[_Histogram, _Histogram]] = {}  # seconds and rows
 
     def add(self, kind: Kind, seconds: float, rows: int | None) -> None:
-        """One request; `rows` is None where it was no prediction."""
+        """Counts a request; `rows` is None if it is not a prediction."""
         with self._lock:
             cells = self._kinds.get(kind)
             if cells is None:
@@ -81,7 +81,7 @@ class RequestCounts:
                 cells[1].add(rows)
 
     def collect(self) -> Iterator[Any]:
-        """All of it, for prometheus_client."""
+        """Yields the metric families for prometheus_client."""
         from prometheus_client.core import CounterMetricFamily
 
         with self._lock:
@@ -121,7 +121,7 @@ def _family(
     labels: Sequence[str],
     parts: Iterable[tuple[tuple[str, ...], _Histogram]],
 ) -> Any:
-    """Histograms with the same labels are joined."""
+    """Returns a histogram family, in which histograms with equal labels are joined."""
     from prometheus_client.core import HistogramMetricFamily
 
     joined: dict[tuple[str, ...], _Histogram] = {}
@@ -142,17 +142,17 @@ _FRESH = {
     "rows": "Rows that pushes assigned.",
     "removed": "Rows that pushes removed.",
     "synced": "1 once every row of the trainer's shard is here.",
-    "age_seconds": "Every change of the shard that is older is here.",
+    "age_seconds": "Every change of the shard that is older than this is applied.",
 }
 _FRESH_FIELDS = {"age_seconds": "age_s"}
 _PREDICTS = ("/Predict", "/ModelInfer", ":predict")
 
 
 class ServerMetrics:
-    """What a registry's servers did. `observe` fits the servers' argument of that name.
+    """Metrics of a registry's servers; pass `observe` to the servers' argument of that name.
 
-    Names that clients send become labels only where the registry knows them: nobody can fill the
-    memory with names of their own.
+    A name that a client sends becomes a label only if the registry knows it, so clients cannot
+    fill the memory with made-up names.
 
     >>> from hedgerow.serving.registry import Registry
     >>> metrics = ServerMetrics(Registry())
@@ -172,11 +172,11 @@ class ServerMetrics:
     def observe(
         self, path: str, code: str, seconds: float, request: Message | PlainRequest | None
     ) -> None:
-        """Counts a request that ended: its method, its code, its time, and what was asked."""
+        """Counts a request by its method, code, duration in seconds and content."""
         name, version, label, key = _asked(request)
         model = self._registry.known(name, version, label)
         if model is None and name:
-            model = self._registry.known(name, None, None)  # an unknown version counts for it
+            model = self._registry.known(name, None, None)  # an unknown version: count its model
         if model is None:
             self._counts.add((path, "", None, "", code), seconds, None)
             return
@@ -189,18 +189,18 @@ class ServerMetrics:
         self._counts.add(kind, seconds, rows)
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text form."""
+        """Returns all metrics in Prometheus' text format."""
         return _library().generate_latest(self._collectors)
 
 
 class _ModelCollector:
-    """Reads, at each scrape, which versions answer."""
+    """Collects, at each scrape, the versions that answer."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Any]:
-        """One sample for each version that answers, and the registry's own counters."""
+        """Yields one sample per version that answers, and the registry's counters."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         loaded = GaugeMetricFamily(
@@ -221,7 +221,7 @@ class _ModelCollector:
         yield from self._fresh()
 
     def _fresh(self) -> Iterator[Any]:
-        """How fresh rows and weights are that publishers send."""
+        """Yields how fresh the pushed rows and weights are."""
         from prometheus_client.core import GaugeMetricFamily
 
         told = SyncService(self._registry).status()["models"]
@@ -245,7 +245,7 @@ class _ModelCollector:
 
 
 def _asked(request: Any) -> tuple[str, int | None, str | None, str]:
-    """The model, the version and the label if one was named, and the signature of a request."""
+    """Returns the model, the version and label if given, and the signature of a request."""
     if request is None:
         return "", None, None, ""
     if isinstance(request, PlainRequest):
@@ -264,7 +264,7 @@ def _asked(request: Any) -> tuple[str, int | None, str | None, str]:
 
 
 def _rows(request: Any, name: str) -> int:
-    """The first size of an input; 1 of a scalar, 0 where it did not come."""
+    """Returns the first size of an input; 1 for a scalar, 0 if the input is absent."""
     if isinstance(request, PlainRequest):
         sizes = request.inputs[name][1] if name in request.inputs else (0,)
     elif not hasattr(request, "model_spec"):

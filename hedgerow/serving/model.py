@@ -1,4 +1,4 @@
-"""What a server serves: a version of a model, as signatures that take and give named tensors."""
+"""A version of a model that a server serves: signatures with named input and output tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AnswerPlain = Callable[["PlainRequest", bytes], "bytes | None"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A type and a shape; None fits any size.
+    """A dtype and a shape; a size of None fits any size.
 
     >>> TensorSpec(torch.int64, (None,)).takes(torch.zeros(3, dtype=torch.int64))
     True
@@ -33,11 +33,11 @@ class TensorSpec:
     shape: tuple[int | None, ...]
 
     def takes(self, tensor: Tensor) -> bool:
-        """Whether a tensor is of it."""
+        """Returns whether a tensor has this dtype and shape."""
         sizes = tensor.shape
         if tensor.dtype != self.dtype or len(sizes) != len(self.shape):
             return False
-        for wanted, size in zip(self.shape, sizes, strict=True):  # a loop: it runs all the time
+        for wanted, size in zip(self.shape, sizes, strict=True):  # a loop: this is a hot path
             if wanted is not None and wanted != size:
                 return False
         return True
@@ -45,11 +45,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """How requests of a signature run together: inputs joined along their first size.
+    """How requests of a signature run together: inputs are joined along their first dimension.
 
-    `samples` is an input with one entry a sample. `cuts` says of each output how it is cut: by
-    "samples", or by the output that tells how many entries each sample has. `check` raises for a
-    request that must not be joined: two wrong ones may be right together.
+    `samples` is an input with one entry per sample. `cuts` has the cut of each output: "samples",
+    or the name of the output that has its number of entries per sample. `check` raises for a
+    request that must not be joined: two invalid requests may be valid together.
 
     >>> Joining("x", {"y": "samples"}).check({})
     """
@@ -61,11 +61,11 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One thing a model can be asked. `run` may be called by many threads at once.
+    """A function of a model with named inputs and outputs. Many threads may call `run` at once.
 
-    With `joining` requests that come together run as one; without it each runs alone.
-    `answer_plain` is a shorter way for requests that are plain: from one, and the last bytes of its
-    answer, it makes all bytes of the answer; or None, and `run` is asked.
+    With `joining`, concurrent requests run as one; without it, each runs alone. `answer_plain` is
+    a fast path for plain requests: it takes a request and the last bytes of its answer, and
+    returns all bytes of the answer. If it returns None, `run` is called.
     """
 
     inputs: Mapping[str, TensorSpec]
@@ -78,15 +78,15 @@ class Signature:
     pushes: bool = False
 
     def row_input(self) -> str:
-        """The input with one entry a sample; where `joining` says none, the first."""
+        """Returns the input with one entry per sample; without `joining`, the first input."""
         return self.joining.samples if self.joining else next(iter(self.inputs), "")
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A version of a model, loaded. `close` frees it, after its last request.
+    """A loaded version of a model. `close` frees it after its last request.
 
-    `followed` lets publishers keep it fresh.
+    `followed` lets publishers update it.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Model:
 
 
 class ServingError(HedgerowError):
-    """A request that is refused, with the code that RPCs know it by.
+    """A refused request, with the code of its gRPC status.
 
     >>> ServingError("NOT_FOUND", "no such model").code
     'NOT_FOUND'
@@ -105,4 +105,4 @@ class ServingError(HedgerowError):
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
-        self.code = code  # as grpc.StatusCode names it: "INVALID_ARGUMENT"
+        self.code = code  # a name in grpc.StatusCode: "INVALID_ARGUMENT"

@@ -1,4 +1,4 @@
-"""A serving process: the folders it serves, its servers, its start and its end."""
+"""A serving process: its models, its servers, its start and its end."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may do what: clients push, others reach it without TLS, HTTP clients call it `hosts`.
+    """Who may reach a server and push to it, and which bundles it loads.
 
-    `trust` is a file with a key that signs bundles: then others are refused.
+    `accept_pushes` lets clients push. `insecure` lets other machines connect without TLS. `hosts`
+    are further host names for HTTP. With `trust`, a file with a key, only bundles signed with
+    that key are loaded.
 
     >>> Access(insecure=True).accept_pushes
     False
@@ -53,14 +55,14 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
-    """What a process serves: model names with their folders, and where it listens."""
+    """What a process serves: model names with their folders, addresses and options."""
 
     models: tuple[tuple[str, Path, Policy], ...]
     grpc: str
     http: str | None = None
     tls: Tls | None = None
     row_servers: tuple[tuple[str, ...], ...] = ()  # the replicas of ps_0, of ps_1, ...
-    ps_from: str | None = None  # who tells them instead, as rows_from() takes it
+    ps_from: str | None = None  # where to look them up instead, in the form of rows_from()
     grace_s: float = 10.0
     compat: Compat = None
     follow: tuple[str, ...] = ()
@@ -68,12 +70,12 @@ class ServePlan:
 
     @property
     def accepts_pushes(self) -> bool:
-        """Whether clients may change rows and weights; who follows a publisher lets it."""
+        """Whether clients may change rows and weights; implied by `follow`."""
         return self.access.accept_pushes or bool(self.follow)
 
     @property
     def trust(self) -> BundleTrust:
-        """Which bundles are loaded: unsigned ones only where no other machine reaches this one."""
+        """The bundles that may be loaded; unsigned ones if only this machine reaches the server."""
         local = all(is_local(one) for one in (self.grpc, self.http) if one is not None)
         how = self.access
         return BundleTrust.of(
@@ -84,7 +86,7 @@ class ServePlan:
 def find_models(
     folder: Path, name: str | None = None, policy: str = "latest"
 ) -> tuple[tuple[str, Path, Policy], ...]:
-    """The models of a folder: one version, the versions of one model, or a folder of models.
+    """Returns the models in a folder: one version, the versions of one model, or several models.
 
     >>> find_models(Path("/nowhere"))
     Traceback (most recent call last):
@@ -116,7 +118,7 @@ def find_models(
 
 
 def _name(folder: Path) -> str:
-    """A model's name: that of its folder; of the sub graph `entry` that of the folder above.
+    """Returns a model's name: its folder's, or that of the folder above a sub graph `entry`.
 
     >>> _name(Path("/models/ctr/entry")), _name(Path("/models/ctr/ps_0"))
     ('ctr', 'ps_0')
@@ -133,7 +135,7 @@ def _has_versions(folder: Path) -> bool:
 
 
 def serve(plan: ServePlan, tell: Callable[[str], None], stop: threading.Event) -> None:
-    """Serves until `stop`; `tell` gets a line for each address once requests may come."""
+    """Serves until `stop` is set; `tell` gets a line for each address when requests may come."""
     with ExitStack() as stack:
         _, server, rest = open_servers(plan, stack)
         if rest is not None:
@@ -143,15 +145,15 @@ def serve(plan: ServePlan, tell: Callable[[str], None], stop: threading.Event) -
             stack.enter_context(Announcer(plan.follow, server.address))
         stop.wait()
         if rest is not None:
-            rest.drain()  # first, so that balancers see it while requests are still answered
+            rest.drain()  # before the stop, so that load balancers see it in time
         server.stop(plan.grace_s)
 
 
 def open_servers(
     plan: ServePlan, stack: ExitStack
 ) -> tuple[Registry, PredictionServer, RestServer | None]:
-    """Loads the models and makes their servers, which are not started; `stack` closes all."""
-    for address in (plan.grpc, plan.http):  # before a bundle is read
+    """Loads the models and makes their servers, not yet started; `stack` closes everything."""
+    for address in (plan.grpc, plan.http):  # checked before a bundle is read
         if address is not None:
             encrypted, insecure = plan.tls is not None, plan.access.insecure
             check_exposed(address, encrypted=encrypted, insecure=insecure)
@@ -159,7 +161,7 @@ def open_servers(
     stack.callback(registry.close)
     entries = [name for name, folder, _ in plan.models if folder.name == ENTRY]
     alone = entries or [name for name, _, _ in plan.models]
-    if len(alone) == 1:  # `hedgerow export` writes models without a sub graph `entry`
+    if len(alone) == 1:  # models by `hedgerow export` have no sub graph `entry`
         registry.alias(ENTRY, alone[0])
     for name, folder, policy in plan.models:
         registry.watch(name, folder, policy)
@@ -213,17 +215,17 @@ def _check_ready(registry: Registry, names: Sequence[str]) -> None:
 
 
 def stop_by_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set; a second one ends the process at once.
+    """Returns an event that SIGTERM and SIGINT set; a second signal ends the process at once.
 
-    The system may give a signal to any thread, and Python's own handlers then wait for the main
-    one, which sleeps. What the system's handler writes to the wakeup file a thread reads at once.
+    The system may deliver a signal to any thread, and Python's handlers then wait for the main
+    thread, which sleeps. So a thread reads the wakeup file, to which Python writes at once.
     """
     stop = threading.Event()
     told, tell = socket.socketpair()
     tell.setblocking(False)
     signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
 
-    def end(number: int, _: object) -> None:  # may come while this thread holds the event's lock
+    def end(number: int, _: object) -> None:  # may run while this thread holds the event's lock
         signal.signal(number, signal.SIG_DFL)
 
     for number in _SIGNALS:
@@ -233,7 +235,7 @@ def stop_by_signals() -> threading.Event:
 
 
 def _set_when_told(stop: threading.Event, ends: tuple[socket.socket, socket.socket]) -> None:
-    """Keeps both ends open for good: later signals are written, too, and change nothing."""
+    """Sets `stop` on a signal; keeps both sockets open, so that later signals can be written."""
     told, _ = ends
     while byte := told.recv(1):
         if byte[0] in _SIGNALS:
@@ -241,12 +243,13 @@ def _set_when_told(stop: threading.Event, ends: tuple[socket.socket, socket.sock
 
 
 class Replica:
-    """Serves what `export` wrote and takes what publishers push; use it in a `with`.
+    """A server of exported models that publishers keep fresh; use it in a `with`.
 
-    `path` is a version, the versions of one model, or a folder of models. `follow` names the
-    addresses where publishers listen; those who know this replica's address need no word from it.
-    It takes pushes from every client that reaches it. `access` says more: Access(insecure=True)
-    for an address that other machines reach without `tls`, Access(trust=KEY) for signed bundles.
+    `path` is a version, the versions of one model, or a folder of models. `follow` has addresses
+    where publishers listen; it is not needed for publishers that know this replica's address.
+    Every client that reaches the replica may push. `access` has further options:
+    Access(insecure=True) to let other machines connect without `tls`, Access(trust=KEY) to load
+    only signed bundles.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 2)], init=hr.Zeros(), optimizer=hr.Sgd(lr=1.0))
@@ -290,7 +293,7 @@ class Replica:
         self.address, self.http_address = "", ""
 
     def start(self) -> Self:
-        """Answers from now on, at `address`."""
+        """Starts to answer requests at `address`."""
         if self._service is not None:
             raise StateError("this replica was started before; make a new one.")
         with ExitStack() as stack:
@@ -305,11 +308,11 @@ class Replica:
         return self
 
     def status(self) -> dict[str, Any]:
-        """Of every model: its version, how fresh each trainer shard's rows are, its weights."""
+        """Returns version, row freshness per trainer shard, and weights of every model."""
         return {"models": []} if self._service is None else self._service.status()
 
     def stop(self) -> None:
-        """Says good-bye to publishers, and lets requests under way end."""
+        """Deregisters from publishers, and waits for requests in flight."""
         self._stack.close()
 
     def __enter__(self) -> Self:

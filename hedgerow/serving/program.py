@@ -1,4 +1,4 @@
-"""The dense part of a model: traced by torch.export, saved to files, loaded, and run."""
+"""The dense part of a model: traced by torch.export, saved to files, loaded and run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .batching import Cuts, find_cuts
 from .graph import Graph, PlainGraph, plain_graph, read_graph, tensors_of
 from .model import ServingError, Tensors, TensorSpec
 
-# The words of the format, and the types of torch.
+# The dtype names of the safetensors format.
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -40,12 +40,12 @@ _DTYPES = {
     "C64": torch.complex64,
 }
 _WORDS = {dtype: word for word, dtype in _DTYPES.items()}
-_MOST_HEADER_BYTES = 100_000_000  # as the format says
+_MOST_HEADER_BYTES = 100_000_000  # the format's own limit
 _MOST_DIMS = 64
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a file with these tensors.
+    """Returns the bytes of a safetensors file with these tensors.
 
     >>> read_tensors(tensor_bytes({"w": torch.ones(2)}), "weights")
     {'w': tensor([1., 1.])}
@@ -65,12 +65,12 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
         parts.append(part)
         at += len(part)
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that values begin at a multiple of their size
+    text += b" " * (-len(text) % 8)  # aligns the values
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
 def read_tensors(data: bytes | bytearray, what: str) -> dict[str, Tensor]:
-    """The tensors in the bytes of a file, each checked; `what` is what errors call the file."""
+    """Returns the tensors in a safetensors file's bytes, checked; `what` names it in errors."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(len(data) - 8, _MOST_HEADER_BYTES):
         raise FileDamagedError(f"{what} is cut off: it has no whole header.")
@@ -81,7 +81,7 @@ def read_tensors(data: bytes | bytearray, what: str) -> dict[str, Tensor]:
     if not isinstance(header, dict):
         raise FileDamagedError(f"{what} has a header that is no JSON object.")
     header.pop("__metadata__", None)
-    values = bytearray(memoryview(data)[8 + size :])  # memory that the tensors may write to
+    values = bytearray(memoryview(data)[8 + size :])  # a writable copy, which the tensors share
     found, end = {}, 0
     for name, entry in header.items():
         found[name], end = _tensor(values, entry, end, f"{what}, {name!r}")
@@ -91,7 +91,7 @@ def read_tensors(data: bytes | bytearray, what: str) -> dict[str, Tensor]:
 
 
 def _tensor(values: bytearray, entry: Any, begin: int, what: str) -> tuple[Tensor, int]:
-    """One tensor, whose bytes follow those of the one before; and where they end."""
+    """Returns a tensor whose bytes start at `begin`, and where they end."""
     if not isinstance(entry, dict) or sorted(entry) != ["data_offsets", "dtype", "shape"]:
         raise FileDamagedError(f"{what} must have dtype, shape and data_offsets.")
     dtype, shape, span = _word(entry["dtype"]), entry["shape"], entry["data_offsets"]
@@ -117,14 +117,14 @@ def _word(word: object) -> torch.dtype | None:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Weights by name, and with the constants in the order in which the graph takes them."""
+    """Weights by name, and weights and constants in the order in which the graph takes them."""
 
     weights: dict[str, Tensor]
     ordered: tuple[Tensor, ...]
 
 
 class DenseProgram:
-    """Runs a graph; a run sees old weights or new, whole. One thread may `replace`."""
+    """Runs a graph; each run sees old or new weights, never a mix. One thread may `replace`."""
 
     def __init__(
         self, graph: Graph, weights: Mapping[str, Tensor], constants: Mapping[str, Tensor]
@@ -139,26 +139,26 @@ class DenseProgram:
         return _Weights(weights, tuple(held[kind][name] for kind, name in taken))
 
     def __call__(self, inputs: list[Tensor]) -> Tensors:
-        """Outputs by name."""
+        """Returns the outputs by name."""
         try:
             found = self._graph.run(*self._held.ordered, *inputs)
             return dict(tensors_of(self._graph.outputs, found))
         except HedgerowError:
             raise
-        except Exception as error:  # whatever the operations of a graph raise
+        except Exception as error:  # the operations of a graph may raise anything
             text = f"the model's graph failed: {type(error).__name__}: {error}"
             raise ServingError("INTERNAL", text) from error
 
     def outputs(self) -> list[str]:
-        """The names of the outputs."""
+        """Returns the names of the outputs."""
         return [*self._graph.outputs]
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights by the names that the user's model has for them."""
+        """Returns the weights by their names in the user's model."""
         return dict(self._held.weights)
 
     def replace(self, weights: Mapping[str, Tensor]) -> None:
-        """Runs with other weights from the next request on; a weight that is not given stays."""
+        """Replaces all weights, from the next run on; ignores names that the graph lacks."""
         own = self._held.weights
         for name, value in weights.items():
             if name in own and own[name].shape != value.shape:
@@ -168,13 +168,15 @@ class DenseProgram:
                 )
         missing = sorted({*own} - {*weights})
         if missing:
-            raise InputError(f"weights without {', '.join(missing[:3])}, which is served here.")
-        # Copies: what is given lies in the memory of a request.
+            raise InputError(
+                f"the weights lack {', '.join(missing[:3])}, which the model served here has."
+            )
+        # Copies: the given tensors are views of a request's bytes.
         fresh = {n: weights[n].to(dtype=own[n].dtype, copy=True) for n in own}
         self._held, self._made_s = self._hold(fresh), time.monotonic()
 
     def age_s(self) -> float:
-        """Seconds since the weights came."""
+        """Returns the seconds since the weights were loaded or replaced."""
         return time.monotonic() - self._made_s
 
 
@@ -183,9 +185,9 @@ OUTPUT = "output"
 
 
 class NamedTensorModel(nn.Module):
-    """A model whose inputs are the tensors of a request, and whose outputs have names.
+    """A wrapper of a model whose inputs are a request's tensors and whose outputs have names.
 
-    With `sigmoid` outputs of floats are probabilities in place of logits.
+    With `sigmoid`, floating-point outputs (logits) become probabilities.
     """
 
     def __init__(self, model: nn.Module, arguments: Arguments, *, sigmoid: bool = False) -> None:
@@ -193,7 +195,7 @@ class NamedTensorModel(nn.Module):
         self.model, self._arguments, self._sigmoid = model, arguments, sigmoid
 
     def forward(self, inputs: list[Tensor]) -> dict[str, Tensor]:
-        """Outputs by name."""
+        """Returns the outputs by name."""
         named = dict(zip(self._arguments.specs(), inputs, strict=True))
         found = named_outputs(self.model(*self._arguments.build(named)))
         if self._sigmoid:
@@ -202,7 +204,7 @@ class NamedTensorModel(nn.Module):
 
 
 def named_outputs(result: object) -> dict[str, Tensor]:
-    """What a model returned, by name: `output`, `output_0` and on, or the keys of its dict.
+    """Returns a model's result by name: `output`, `output_0` and on, or the keys of its dict.
 
     >>> list(named_outputs((torch.ones(1), torch.ones(2))))
     ['output_0', 'output_1']
@@ -231,14 +233,14 @@ def _output(name: str, value: object) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class TracedProgram:
-    """What was traced: the outputs, how they are cut where requests ran together, the graph."""
+    """A traced program: its outputs, how to cut them for joined requests, and its graph."""
 
     outputs: dict[str, TensorSpec]
     cuts: Cuts | None
     graph: PlainGraph
 
     def save(self, folder: Path) -> None:
-        """Writes the files of a bundle that hold it: JSON and plain tensors."""
+        """Writes the program's files of a bundle: JSON and plain tensors."""
         (folder / GRAPH).write_text(json.dumps(self.graph.plain, allow_nan=False) + "\n")
         (folder / WEIGHTS).write_bytes(tensor_bytes(self.graph.weights))
         (folder / CONSTANTS).write_bytes(tensor_bytes(self.graph.constants))
@@ -247,9 +249,9 @@ class TracedProgram:
 def trace(
     model: nn.Module, arguments: Arguments, known: Mapping[str, Tensor], *, sigmoid: bool = False
 ) -> TracedProgram:
-    """Traces the model in eval, for any number of samples.
+    """Traces the model in eval mode, for any number of samples.
 
-    `known` has ids of each feature that own rows, to try the model with.
+    `known` has some ids of each feature that have rows, for trial requests.
     """
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device.type != "cpu":
@@ -269,13 +271,13 @@ def trace(
 
 
 def _plain(program: torch.export.ExportedProgram) -> PlainGraph:
-    """The graph for a file; operations that none may hold are written as simpler ones."""
+    """Returns the graph for a file; decomposes operations that a file may not contain."""
     try:
         return plain_graph(program, output_names(program))
     except NotSupportedError as error:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # torch's, about torch's own calls
+                warnings.simplefilter("ignore", FutureWarning)  # torch warns about its own calls
                 simpler = program.run_decompositions()
             return plain_graph(simpler, output_names(program))
         except NotSupportedError:
@@ -283,12 +285,12 @@ def _plain(program: torch.export.ExportedProgram) -> PlainGraph:
 
 
 def output_names(program: torch.export.ExportedProgram) -> list[str]:
-    """The names of the outputs, from their structure."""
+    """Returns the names of the outputs."""
     return program.call_spec.out_spec.context  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def output_specs(program: torch.export.ExportedProgram) -> dict[str, TensorSpec]:
-    """Types and shapes of the outputs, from the graph."""
+    """Returns dtypes and shapes of the outputs."""
     values = [node.meta["val"] for node in program.graph.output_node().args[0]]  # pyright: ignore
     return {
         name: TensorSpec(value.dtype, tuple(s if type(s) is int else None for s in value.shape))
@@ -299,8 +301,9 @@ def output_specs(program: torch.export.ExportedProgram) -> dict[str, TensorSpec]
 def read_program(
     files: Mapping[str, bytes], inputs: list[str], rows: ReadableRows
 ) -> tuple[DenseProgram, str]:
-    """The program in the bytes of a bundle's files, which reads `rows`; and the shared name that
-    it knows them by. `inputs` are those of the signature.
+    """Returns the program in a bundle's files, and the shared name under which it reads `rows`.
+
+    `inputs` are the names of the signature's inputs.
     """
     try:
         plain: Any = json.loads(files[GRAPH])
@@ -314,7 +317,7 @@ def read_program(
 def make_program(
     written: PlainGraph, inputs: list[str], rows: ReadableRows
 ) -> tuple[DenseProgram, str]:
-    """A program that runs a graph, every value of which is checked here."""
+    """Returns a program that runs a graph, after a check of every value, and its shared name."""
     name = f"bundle-{secrets.token_hex(8)}"
     graph = read_graph(written.plain, dict(zip(rows.names, rows.dims, strict=True)), name)
     taken = len(graph.named("input"))
@@ -329,13 +332,13 @@ def make_program(
 
 
 def read_old_program(path: Path, inputs: list[str], rows: ReadableRows) -> tuple[DenseProgram, str]:
-    """As read_program(). Only for files whose makers are trusted: torch unpickles them."""
+    """Reads a file of release 0.1. Trust its maker: torch unpickles the file."""
     try:
         program = torch.export.load(path)
         written = plain_graph(program, output_names(program))
     except HedgerowError:
         raise
-    except Exception as error:  # torch raises whatever its readers meet
+    except Exception as error:  # torch's readers may raise anything
         raise FileDamagedError(
             f"{path} is no program that torch {torch.__version__} loads: {error}. Export again."
         ) from error

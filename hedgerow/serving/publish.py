@@ -1,4 +1,4 @@
-"""`hr.publish`: sends the changes of a model in training to the replicas that serve it."""
+"""`hr.publish`: pushes the changes of a model in training to the replicas that serve it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ..wire.rpc import TlsCredentials
 
 
 class DenseWatch:
-    """Copies the weights at most every `every_s`, between two steps. Owns a lock.
+    """Copies the weights at most every `every_s` seconds, between two steps. Owns a lock.
 
-    A training forward begins when the step before it is complete: that is when they are copied, by
-    the thread that trains. The weights after the last step are copied by `copy_now`.
+    The training thread copies them at the start of a training forward, when the previous step is
+    complete. `copy_now` copies the weights after the last step.
     """
 
     def __init__(self, model: nn.Module, every_s: float) -> None:
@@ -38,11 +38,11 @@ class DenseWatch:
         self._hook = model.register_forward_pre_hook(self._before_forward)
 
     def state(self) -> DenseState | None:
-        """The last copy; None before the first."""
+        """Returns the last copy; None before the first."""
         return self._state
 
     def copy_now(self) -> None:
-        """Copies the weights; call it between two steps."""
+        """Copies the weights if they changed; call it between two steps."""
         with self._lock, torch.no_grad():
             number = 1 if self._state is None else self._state.number + 1
             tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
@@ -52,7 +52,7 @@ class DenseWatch:
             self._state = DenseState(number, copies)
 
     def close(self) -> None:
-        """Looks no more."""
+        """Stops copying."""
         self._hook.remove()
 
     def _before_forward(self, module: nn.Module, _: Any) -> None:
@@ -67,9 +67,9 @@ def _equal(state: DenseState, tensors: dict[str, Any]) -> bool:
 
 
 def row_sources(model: nn.Module) -> list[RowSource]:
-    """The rows of this process, those that its rank owns, or those of each of its servers.
+    """Returns the sources of rows: this process's tables, its rank's shard, or one per server.
 
-    Every rank publishes its own rows. Of several processes that train on the same servers, one
+    Every rank publishes its own rows. If several processes train on the same servers, one of them
     publishes.
 
     >>> import hedgerow as hr
@@ -95,13 +95,13 @@ def row_sources(model: nn.Module) -> list[RowSource]:
 
 
 def _source(shard: RowShard, step: Callable[[], int]) -> RowSource:
-    # Tables of this process have a layout; of those on servers only rows are in reach.
+    # Tables in this process have a layout; tables on servers give access to rows only.
     here: dict[str, Any] = {n: t for n, t in shard.tables.items() if hasattr(t, "layout")}
     for name, table in here.items():
         if table.device != CPU:
             raise NotSupportedError(
                 f"publish of table {name!r}, which is on {table.device}; rows are sent from host "
-                f"memory. Train it there, or hr.save the model and serve what hr.load brings."
+                f"memory. Train it there, or hr.save the model and serve what hr.load loads."
             )
     if here:
         return HostSource(
@@ -116,21 +116,21 @@ def _source(shard: RowShard, step: Callable[[], int]) -> RowSource:
 
 
 class ModelPublisher(Publisher):
-    """A publisher of a model: its rows, and its dense weights if that was asked for."""
+    """A publisher of a model: its rows, and optionally its dense weights."""
 
     dense: DenseWatch | None = None
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Sends what has changed until now; whether all replicas have it before the time is over.
+        """Pushes all changes so far; returns whether all replicas have them within `timeout_s`.
 
-        Call it between two steps: the dense weights are copied here.
+        Call it between two steps, because it copies the dense weights.
         """
         if self.dense is not None:
             self.dense.copy_now()
         return super().flush(timeout_s)
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """Sends what is left, for at most `timeout_s`, and ends; whether all was sent."""
+        """Pushes the remaining changes within `timeout_s`; stops; returns whether all were sent."""
         try:
             return super().stop(timeout_s)
         finally:
@@ -149,17 +149,18 @@ def publish(
     most_pending: int = MOST_PENDING,
     tls: TlsCredentials | None = None,
 ) -> ModelPublisher:
-    """Keeps replicas of a model fresh while it trains; started, to be stopped or used in a `with`.
+    """Starts to push a model's changes to its replicas; stop the publisher, or use it in a `with`.
 
-    `to` is an address, a list of them, or an object with `current()` that knows them. At `listen`
-    replicas announce themselves: `hedgerow serve BUNDLE --follow HOST:PORT`. Every `every` the rows
-    that changed go to each of them, those that were deleted too. What a replica lacks is kept until
-    it has it; above `most_pending` keys, and after a restart, it gets all rows again.
+    `to` is an address, a list of addresses, or an object whose `current()` returns them. `listen`
+    is an address at which replicas announce themselves (`hedgerow serve BUNDLE --follow
+    HOST:PORT`). Each interval `every`, changed and deleted rows are pushed to every replica.
+    Changes that a replica lacks are kept until it has them. Above `most_pending` keys, and after a
+    restart of the replica, it gets all rows again.
 
-    Dense weights are sent only with `dense_every`, at most so often: then those that a replica
-    answers with are at most `dense_every` and one `every` older than its rows; else they stay those
-    of its bundle. `served_as` picks one of several models of a server by its name. On several ranks
-    each calls it, for the rows it owns; give `dense_every` on rank 0 alone.
+    Dense weights are pushed only with `dense_every`, at most once per that interval. A replica's
+    weights are then at most `dense_every` plus `every` older than its rows. Without it the replica
+    keeps its bundle's weights. `served_as` selects a model of a server by name. With several
+    ranks, each rank calls this function for its own rows; pass `dense_every` on rank 0 only.
 
     >>> import hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -170,7 +171,7 @@ def publish(
     if not isinstance(model, nn.Module):
         raise DtypeError(f"publish of a {type(model).__name__}; pass an nn.Module.")
     if not to and listen is None:
-        raise InputError("publish without to= and listen=; say where replicas are.")
+        raise InputError("publish without to= and listen=; give at least one of them.")
     watch = None if dense_every is None else DenseWatch(model, parse_seconds(dense_every))
     sources: list[RowSource] = []
     try:
@@ -185,7 +186,7 @@ def publish(
             trust=tls,
             dense=(lambda: None) if watch is None else watch.state,
         )
-    except BaseException:  # else the model would collect marks that nobody ever takes
+    except BaseException:  # else the model's change feeds would grow for ever
         for source in sources:
             source.close()
         if watch is not None:

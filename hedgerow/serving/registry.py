@@ -22,7 +22,7 @@ from .model import Model, ServingError, Signature, Tensors
 
 
 class VersionState(IntEnum):
-    """Where a version stands, with the numbers of GetModelStatus."""
+    """The state of a version, with the numbers of GetModelStatus."""
 
     START = 10
     LOADING = 20
@@ -33,7 +33,7 @@ class VersionState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadStatus:
-    """What is told about a version; `code` and `error` say why it did not load."""
+    """The reported state of a version; `code` and `error` have the reason if it did not load."""
 
     version: int
     state: VersionState
@@ -42,7 +42,7 @@ class LoadStatus:
 
 
 class Version:
-    """A version and how many requests hold it. Not thread-safe: its registry holds the lock."""
+    """A version and its requests in flight. Not thread-safe: the registry's lock guards it."""
 
     __slots__ = ("code", "error", "model", "number", "requests", "state")
 
@@ -54,22 +54,22 @@ class Version:
         self.code, self.error = "OK", ""
 
     def status(self) -> LoadStatus:
-        """As it is told."""
+        """Returns the reported state."""
         return LoadStatus(self.number, self.state, self.code, self.error)
 
     def fail(self, code: str, error: str) -> None:
-        """Ends it, with the reason."""
+        """Ends the version, with the reason."""
         self.state, self.code, self.error, self.model = VersionState.END, code, error, None
 
     def closable(self) -> bool:
-        """Whether it waits for nothing but being closed."""
+        """Returns whether it is unloading and has no more requests."""
         return self.state is VersionState.UNLOADING and not self.requests
 
 
 class Lease:
-    """A model for the time of one request: `with registry.find("ctr") as model:`.
+    """A model held for one request: `with registry.find("ctr") as model:`.
 
-    The model stays open until the `with` block is left, whatever is loaded or removed meanwhile.
+    The model stays open inside the `with` block, whatever is loaded or removed meanwhile.
     """
 
     __slots__ = ("_give_back", "_version", "model")
@@ -94,9 +94,9 @@ class Lease:
 
 
 class ModelVersions:
-    """All versions of one name. Not thread-safe: its registry holds the lock."""
+    """All versions of one model. Not thread-safe: the registry's lock guards it."""
 
-    MOST_ENDED = 16  # kept to be told; a server that loads versions for years stays small
+    MOST_ENDED = 16  # ended versions whose status is kept, so that memory does not grow for ever
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -106,7 +106,7 @@ class ModelVersions:
         self.wanted = True  # False once the whole model was removed
 
     def settle(self) -> None:
-        """Finds the newest version again, and forgets the oldest of those that ended."""
+        """Updates the newest version, and deletes the oldest of the ended ones."""
         ready = [v for v in self.versions.values() if v.state is VersionState.AVAILABLE]
         self.newest = max(ready, key=lambda version: version.number, default=None)
         ended = sorted(n for n, v in self.versions.items() if v.state is VersionState.END)
@@ -114,7 +114,7 @@ class ModelVersions:
             del self.versions[number]
 
     def available(self) -> list[int]:
-        """The versions that answer, in order."""
+        """Returns the versions that answer, in ascending order."""
         return sorted(n for n, v in self.versions.items() if v.state is VersionState.AVAILABLE)
 
 
@@ -123,11 +123,11 @@ R = TypeVar("R")
 
 
 class Registry:
-    """Versions of models; safe from many threads, owns a lock.
+    """The models that a server serves. Safe from many threads; owns a lock.
 
-    `load` reads a version's folder for watch(); at most `threads` requests of a version run at
-    once; `batching` joins requests of signatures that allow it, None runs each alone. Rows change
-    by pushes only with `accept_pushes`.
+    `load` reads a version's folder for watch(). At most `threads` requests of a model version run
+    at once. `batching` joins requests of signatures that allow it; None runs each alone. Pushes
+    change rows only with `accept_pushes`.
 
     >>> registry = Registry()
     >>> registry.add(Model("ctr", 3, {}))
@@ -158,7 +158,7 @@ class Registry:
     # ---- requests
 
     def find(self, name: str, version: int | None = None, label: str | None = None) -> Lease:
-        """A lease of a version: the one asked for, or the newest that answers."""
+        """Returns a lease of the requested version, or of the newest that answers."""
         with self._lock:
             found = self._choose(name, version, label)
             if found is not None and found.model is not None:
@@ -170,7 +170,7 @@ class Registry:
         raise ServingError("NOT_FOUND", f"Servable not found for request: {asked}")
 
     def known(self, name: str, version: int | None, label: str | None) -> Model | None:
-        """The version that find() would give, only to be told of: it may be closed at any time."""
+        """Returns the model that find() would lease, without a lease: it may close at any time."""
         with self._lock:
             found = self._choose(name, version, label)
             return None if found is None else found.model
@@ -193,29 +193,29 @@ class Registry:
             self._close(version)
 
     def _family(self, name: str) -> ModelVersions | None:
-        """A model by its name, or by another name that is none of its own."""
+        """Returns the versions of a model by its name, or by its alias if no model has the name."""
         return self._families.get(name) or self._families.get(self._aliases.get(name, name))
 
     def alias(self, other: str, name: str) -> None:
-        """Lets clients call a model by another name, too, while no model has that name."""
+        """Makes `other` a second name of model `name`, unless a model has that name."""
         with self._lock:
             self._aliases[other] = name
 
-    # ---- what is there
+    # ---- status
 
     def names(self) -> list[str]:
-        """The models known, those that do not answer as well."""
+        """Returns all known models, including those that do not answer."""
         with self._lock:
             return sorted(self._families)
 
     def versions(self, name: str) -> list[int]:
-        """The versions of a model that answer, in order."""
+        """Returns the versions of a model that answer, in ascending order."""
         with self._lock:
             family = self._family(name)
             return family.available() if family else []
 
     def status(self, name: str, version: int | None = None) -> list[LoadStatus]:
-        """The state of one version, or of all versions, the newest first."""
+        """Returns the status of one version, or of all versions, the newest first."""
         with self._lock:
             family = self._family(name)
             found = dict(family.versions) if family else {}
@@ -229,30 +229,30 @@ class Registry:
         return [status for status in told if status.version == version]
 
     def ready(self) -> bool:
-        """Whether there are models, and each of them answers."""
+        """Returns whether there is a model, and every model has a version that answers."""
         with self._lock:
             wanted = [family for family in self._families.values() if family.wanted]
             return bool(wanted) and all(family.newest is not None for family in wanted)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` after every change, in the thread that made it."""
+        """Calls `listener` after every change, in the thread that made the change."""
         with self._lock:
             self._listeners.append(listener)
 
     def unsubscribe(self, listener: Callable[[], None]) -> None:
-        """Ends what subscribe() began."""
+        """Removes a listener of subscribe()."""
         with self._lock:
             self._listeners.remove(listener)
 
     # ---- changes
 
     def add(self, model: Model) -> None:
-        """Serves a version that is loaded; from now on it answers."""
+        """Adds a loaded version, which answers from now on."""
         self._begin(model.name, model.version)
         self._become(model)
 
     def load(self, name: str, version: int, load: Callable[[], Model]) -> bool:
-        """Loads a version, and serves it if that works; what was served before goes on."""
+        """Loads a version and adds it; returns False if that fails. Other versions stay."""
         self._begin(name, version).state = VersionState.LOADING
         self._tell()
         try:
@@ -263,14 +263,14 @@ class Registry:
                     f"version {version} of model {name} holds version {model.version} of model "
                     f"{model.name}; put it under its own name."
                 )
-        except Exception as error:  # whatever a broken folder raises, others go on answering
+        except Exception as error:  # a broken folder may raise anything; other versions must go on
             self._refuse(name, version, error)
             return False
         self._become(model)
         return True
 
     def remove(self, name: str, version: int | None = None) -> None:
-        """Takes a version, or all, out of service; each is closed after its last request."""
+        """Takes one or all versions out of service; each closes after its last request."""
         with self._lock:
             family = self._families.get(name)
             numbers = [] if family is None else family.available()
@@ -284,7 +284,7 @@ class Registry:
         self._tell()
 
     def set_labels(self, name: str, labels: Mapping[str, int]) -> None:
-        """Names versions that answer; labels that are not named again are gone.
+        """Sets the labels of a model's versions; deletes all other labels of the model.
 
         >>> registry = Registry()
         >>> registry.add(Model("ctr", 3, {}))
@@ -305,26 +305,26 @@ class Registry:
                 self._families[name].labels = dict(labels)
 
     def watch(self, name: str, base_path: str | Path, policy: Policy | str = "latest") -> None:
-        """Serves the versions `<base_path>/<version>` that the policy picks, now and later.
+        """Serves the versions in `<base_path>/<version>` that the policy selects, now and later.
 
-        Returns when what is there was tried; ask status() for what became of it.
+        Returns after each current version was tried; status() has the results.
         """
         chosen = policy_of(policy)
-        with self._lock:  # a model that is waited for is known, and not ready
+        with self._lock:  # so that the model is known, and not ready, while it loads
             self._families.setdefault(name, ModelVersions(name)).wanted = True
         self._tell()
         self._folders.watch(name, Path(base_path), chosen)
 
     def unwatch(self, name: str) -> None:
-        """Looks at a model's folder no more; what is served goes on."""
+        """Stops watching a model's folder; loaded versions stay."""
         self._folders.unwatch(name)
 
     def watched(self) -> list[str]:
-        """The models whose folders are watched."""
+        """Returns the models whose folders are watched."""
         return self._folders.names()
 
     def refresh(self) -> None:
-        """Looks at all folders at once, without waiting for the next time."""
+        """Looks at all folders now, without waiting for the next poll."""
         self._folders.refresh()
 
     def close(self) -> None:
@@ -373,7 +373,7 @@ class Registry:
         self._tell()
 
     def _retire(self, family: ModelVersions, number: int) -> Version | None:
-        """Lets no new request in; the version, if nothing is left to wait for."""
+        """Stops new requests of a version; returns it if it can be closed now, else None."""
         version = family.versions[number]
         version.state = VersionState.UNLOADING
         family.labels = {label: n for label, n in family.labels.items() if n != number}
@@ -381,7 +381,7 @@ class Registry:
         return version if version.closable() else None
 
     def _close(self, version: Version) -> None:
-        """Frees a version, once: only the thread that ends it gets its model."""
+        """Closes a version once: only the thread that takes its model closes it."""
         with self._lock:
             model, version.model, version.state = version.model, None, VersionState.END
         if model is None:
@@ -401,15 +401,15 @@ class Registry:
             listener()
 
     def _prepared(self, model: Model) -> Model:
-        """The model with bounded and, where that is allowed, joined runs."""
-        gate: SimpleQueue[None] = SimpleQueue()  # a place for each that may run
-        for _ in range(self._threads):  # its own: one model may wait for another that is here, too
+        """Returns the model with a limit on concurrent runs, and with joined runs if allowed."""
+        gate: SimpleQueue[None] = SimpleQueue()  # one entry per run that may start
+        for _ in range(self._threads):  # per model: one model may wait for another on this server
             gate.put(None)
         signatures = {key: self._bounded(s, gate) for key, s in model.signatures.items()}
         return dataclasses.replace(model, signatures=signatures)
 
     def check_pushes(self) -> None:
-        """Refuses what changes rows or weights, unless pushes are accepted."""
+        """Raises unless pushes are accepted."""
         if not self._accepts_pushes:
             raise ServingError(
                 "PERMISSION_DENIED",

@@ -1,4 +1,4 @@
-"""Rows of an entry model that other servers hold: finds these servers and reads from them."""
+"""Reads the rows of an entry model from the servers that hold them, and finds these servers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from .model import ServingError, Tensors
 from .request_context import shortest_s
 
 Ask = Callable[[Mapping[str, Tensors]], Mapping[str, Tensors]]
-"""The inputs of `raw_lookup` by sub graph (`ps_0`) in, all at once; the outputs of each out."""
+"""Returns the outputs of `raw_lookup` for inputs by sub graph (`ps_0`); all are sent at once."""
 
 
 class RemoteRows:
-    """Reads every id once, from the server that owns it."""
+    """Reads each distinct id once, from the server that owns it."""
 
     def __init__(self, dims: Mapping[str, int], routers: Mapping[str, Router], ask: Ask) -> None:
         self.names, self.dims = tuple(dims), tuple(dims.values())
@@ -44,7 +44,7 @@ class RemoteRows:
     def lookup(
         self, keys: TableKeys, *, missing: Missing = "zeros", step: int | None = None
     ) -> Lookup:
-        """Rows of `keys`; an absent one gives zeros, whatever `missing` and `step` say."""
+        """Returns the rows of `keys`; absent keys give zeros, whatever `missing` and `step` are."""
         del missing, step
         tables = [_Distinct(keys.ids_of(k), router) for k, router in enumerate(self._routers)]
         requests = {f"ps_{s}": _request(tables, s) for s in range(self._servers)}
@@ -67,7 +67,7 @@ class RemoteRows:
         inputs: Tensors,
         answers: Mapping[str, Tensors],
     ) -> None:
-        """Rows of one server to their places."""
+        """Copies the rows of one server's answer to their places."""
         sizes = inputs["id_split"].diff().tolist()
         floats = [n * dim for n, dim in zip(sizes, self.dims, strict=True)]
         flat = answers[name].get("flat_emb") if name in answers else None
@@ -83,7 +83,7 @@ class RemoteRows:
 
 
 class _Distinct:
-    """The distinct ids of one table, and who owns each."""
+    """The distinct ids of one table, and the owner of each."""
 
     def __init__(self, ids: Int64[Tensor, "n"], router: Router) -> None:
         self.ids, self.inverse = ids.unique(return_inverse=True)
@@ -107,9 +107,9 @@ def ask_rows(
     deadline_s: float = ROWS_DEADLINE_S,
     model_name: str | None = None,
 ) -> Callable[[Mapping[str, Tensors]], Mapping[str, Tensors]]:
-    """What `load_bundle(..., ask=)` takes: inputs by sub graph ("ps_0") in, their outputs out.
+    """Returns the function for `load_bundle(..., ask=)`, which reads rows from `replicas`.
 
-    `model_name` is for servers that serve a sub graph as "model:ps_0".
+    `model_name` is for servers that serve sub graph `ps_0` as "model:ps_0".
 
     >>> with Replicas({}) as replicas:
     ...     ask_rows(replicas)({})
@@ -150,7 +150,7 @@ def _begin(
     (channel,) = stack.enter_context(replicas.channels(addresses))
     request = predict_request(served, signature, given, (), None)
     pending = channel.begin(predict_method(), request, timeout_s)
-    stack.callback(pending.cancel)  # of the others, when one fails
+    stack.callback(pending.cancel)  # if another call fails
     return pending
 
 
@@ -165,10 +165,10 @@ Addresses = Mapping[str, Sequence[str]]
 
 
 class Heartbeats:
-    """What an agent tells of row servers and dense servers; asks for each kind by itself.
+    """The addresses of row servers and dense servers, as an agent reports them.
 
-    A call that fails leaves what that call told last, and is counted as `failed_heartbeats`: the
-    servers are there while their agent restarts.
+    Each kind is a call of its own. If a call fails, its last answer stays valid, since servers do
+    not stop when their agent restarts. Failures are counted as `failed_heartbeats`.
 
     >>> with Heartbeats("127.0.0.1:1", deadline_s=0.1) as heartbeats:
     ...     heartbeats.ask(), heartbeats.counters.read("failed_heartbeats")
@@ -181,7 +181,7 @@ class Heartbeats:
         self._told: dict[int, dict[str, list[str]]] = {}
 
     def ask(self) -> dict[str, list[str]]:
-        """Asks the agent; the addresses of all replicas by key."""
+        """Asks the agent, and returns the addresses of all replicas by key."""
         method = methods(AGENT_SERVICE)["HeartBeat"]
         for kind in (messages.ServerType.PS, messages.ServerType.DENSE):
             request = messages.HeartBeatRequest(server_type=kind)
@@ -195,7 +195,7 @@ class Heartbeats:
         return {key: found for told in self._told.values() for key, found in told.items()}
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._channel.close()
 
     def __enter__(self) -> Heartbeats:
@@ -211,8 +211,9 @@ class Heartbeats:
 
 
 class RefreshedReplicas:
-    """Replicas that are asked for again and again, on a thread of its own; `with` makes them
-    those of this process, as `Replicas` does.
+    """Replicas whose addresses a thread refreshes every `every_s` seconds.
+
+    Inside `with` they are the current ones of this process, as with `Replicas`.
 
     >>> with RefreshedReplicas(lambda: {"ps:0": ["127.0.0.1:8500"]}, every_s=60) as replicas:
     ...     replicas.choose("ps:0")
@@ -229,7 +230,7 @@ class RefreshedReplicas:
         self._thread = threading.Thread(target=self._keep, name="replicas", daemon=True)
 
     def refresh(self) -> bool:
-        """Asks now; whether something had changed."""
+        """Refreshes the addresses now; returns whether they changed."""
         found = {key: list(addresses) for key, addresses in self._source().items()}
         if found == self._last:
             return False
@@ -241,7 +242,7 @@ class RefreshedReplicas:
         while not self._ended.wait(self._every_s):
             try:
                 self.refresh()
-            except Exception:  # the next look may succeed, and the last answer holds until then
+            except Exception:  # keep the last addresses and retry later
                 _LOG.exception("replicas could not be asked for")
 
     def __enter__(self) -> Replicas:
@@ -266,12 +267,12 @@ FORMS = "file:PATH, agent:HOST:PORT, zk:HOSTS/BZID/BASE_NAME or zk2:HOSTS/BZID/M
 
 @contextmanager
 def rows_from(place: str) -> Iterator[Ask]:
-    """What `load_bundle(..., ask=)` takes, for servers that `place` tells.
+    """Yields the function for `load_bundle(..., ask=)`, which reads from the servers at `place`.
 
     >>> with rows_from("pigeon:1"):
     ...     pass
     Traceback (most recent call last):
-    hedgerow.core.errors.InputError: 'pigeon:1' tells no row servers; write file:PATH, \
+    hedgerow.core.errors.InputError: 'pigeon:1' is no source of row servers; write file:PATH, \
 agent:HOST:PORT, zk:HOSTS/BZID/BASE_NAME or zk2:HOSTS/BZID/MODEL.
     """
     kind, _, rest = place.partition(":")
@@ -297,12 +298,12 @@ agent:HOST:PORT, zk:HOSTS/BZID/BASE_NAME or zk2:HOSTS/BZID/MODEL.
             replicas = stack.enter_context(watched_replicas(session, backend))
             yield ask_rows(replicas, model_name=parts[2])
         else:
-            raise InputError(f"{place!r} tells no row servers; write {FORMS}.")
+            raise InputError(f"{place!r} is no source of row servers; write {FORMS}.")
 
 
 @contextmanager
 def watched_replicas(session: Session, book: AddressBook) -> Iterator[Replicas]:
-    """Replicas that change with a book, which the session keeps up to date already."""
+    """Yields Replicas with the addresses of a book, which a ZooKeeper session keeps up to date."""
     replicas = Replicas(_rows(book))
     last = _rows(book)
 

@@ -1,4 +1,4 @@
-"""Context of the current request: its deadline, and the push that it belongs to."""
+"""The context of the current request: its deadline, and the push that it belongs to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _end: ContextVar[float | None] = ContextVar("deadline", default=None)  # by time
 
 
 class within:  # noqa: N801  (it reads as a word of a with statement)
-    """What is called inside has so many seconds, or fewer where less was left; None adds no limit.
+    """Limits the calls inside to `seconds`, if no outer limit ends earlier; None adds no limit.
 
     >>> with within(60), within(None):
     ...     shortest_s(3600) <= 60, shortest_s(1)
@@ -43,7 +43,7 @@ class within:  # noqa: N801  (it reads as a word of a with statement)
 
 
 def shortest_s(timeout_s: float) -> float:
-    """The given time, or what is left where that is less; never below 0."""
+    """Returns `timeout_s`, or the time left until the deadline if that is less; at least 0."""
     end = _end.get()
     return timeout_s if end is None else max(0.0, min(timeout_s, end - _now()))
 
@@ -56,7 +56,7 @@ _mark: ContextVar[PushMark | None] = ContextVar("push", default=None)
 
 
 class marked:  # noqa: N801  (it reads as a word of a with statement)
-    """What is called inside belongs to a call with this metadata.
+    """Sets the push mark in a call's metadata as the current one, if there is one.
 
     >>> with marked(PushMark("s1", 7, 0, "p1").metadata()):
     ...     current_push().seq
@@ -86,5 +86,5 @@ class marked:  # noqa: N801  (it reads as a word of a with statement)
 
 
 def current_push() -> PushMark | None:
-    """The mark of the push at hand; None in any other call."""
+    """Returns the mark of the current push, or None in any other call."""
     return _mark.get()

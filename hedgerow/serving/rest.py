@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST interface: the JSON forms of requests and answers, and the server."""
+"""TensorFlow Serving's REST interface: JSON forms of requests and answers, and the HTTP server."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ Specs = Mapping[str, TensorSpec]
 
 @dataclass(frozen=True, slots=True)
 class JsonRequest:
-    """A body: the signature's name, and values by rows ("instances") or by columns ("inputs")."""
+    """A request body: signature name, and values by rows ("instances") or columns ("inputs")."""
 
     signature: str
     by_rows: bool
     values: Any
 
     def tensors(self, specs: Specs) -> dict[str, Tensor | Array]:
-        """The inputs of a signature; names it does not have come along, for its own check.
+        """Returns the inputs by name, including names that the signature does not have.
 
-        A feature with an input of lengths may be given as one list of ids a sample: lengths are
-        counted then. Strings stay strings: the server that has the model knows their field.
+        A feature with an input of lengths may be given as one list of ids per sample; its lengths
+        are then counted. Strings stay strings: the server of the model hashes them.
         """
         columns = _columns(self.values, specs) if self.by_rows else self._by_name(specs)
         columns = _counted(columns, specs)
@@ -64,7 +64,7 @@ class JsonRequest:
         return {_only(specs): self.values}
 
     def answer(self, outputs: Tensors) -> dict[str, Any]:
-        """The outputs in the form of the request."""
+        """Returns the outputs in the form of the request."""
         lists = {name: value.tolist() for name, value in outputs.items()}
         if not self.by_rows:
             return {"outputs": next(iter(lists.values())) if len(lists) == 1 else lists}
@@ -81,7 +81,7 @@ class JsonRequest:
 
 
 def read_json(body: bytes) -> JsonRequest:
-    """The request in a body.
+    """Returns the request in a body.
 
     >>> read_json(b'{"instances": [[1.0]]}').by_rows
     True
@@ -102,7 +102,7 @@ def read_json(body: bytes) -> JsonRequest:
 
 
 def _columns(rows: Any, specs: Specs) -> dict[str, Any]:
-    """Rows turned into columns: objects by their names, anything else for the only input."""
+    """Returns rows as columns: objects by their names, other values for the only input."""
     if not isinstance(rows, list) or not rows:
         raise _wrong('"instances" must be a list with at least one instance.')
     if not isinstance(rows[0], dict):
@@ -115,7 +115,7 @@ def _columns(rows: Any, specs: Specs) -> dict[str, Any]:
 
 
 def _only(specs: Specs) -> str:
-    """The one input that is given without its name; lengths are counted."""
+    """Returns the only input that may be given without its name; inputs of lengths do not count."""
     given = [name for name in specs if name.removesuffix(LENGTHS) not in {*specs} - {name}]
     if len(given) != 1:
         names = ", ".join(sorted(specs)) or "none"
@@ -124,7 +124,7 @@ def _only(specs: Specs) -> str:
 
 
 def _counted(columns: dict[str, Any], specs: Specs) -> dict[str, Any]:
-    """Columns in which features that came as lists of samples have their ids and lengths."""
+    """Returns the columns with features that are lists per sample split into ids and lengths."""
     found = dict(columns)
     for name, value in columns.items():
         lengths, weights = name + LENGTHS, name + WEIGHTS
@@ -139,7 +139,7 @@ def _counted(columns: dict[str, Any], specs: Specs) -> dict[str, Any]:
 
 
 def _flat(name: str, samples: Any) -> tuple[list[Any], list[int]]:
-    """All values, sample after sample, and how many each sample has: a list, or one alone."""
+    """Returns all values, sample after sample, and the number of values per sample."""
     if not isinstance(samples, list):
         raise _wrong(f"input {name} must be a list with one list of ids for each sample.")
     values: list[Any] = []
@@ -154,7 +154,7 @@ def _flat(name: str, samples: Any) -> tuple[list[Any], list[int]]:
 
 
 def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Tensor | Array:
-    """Values as a tensor of the input's type; never rounded or cut to fit. Strings as an array."""
+    """Returns a tensor of the input's dtype, without clipping, or an array of strings."""
     array = _array(name, value)
     dtype = torch.float32 if spec is None else spec.dtype
     if array.dtype == object:
@@ -172,10 +172,10 @@ def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Tensor | Array:
 
 
 def _array(name: str, value: Any) -> Any:
-    """Numbers in lists as an array.
+    """Returns nested lists as an array.
 
-    Types are looked at before numpy chooses one: a string among numbers would make all of them
-    strings of its length, so few bytes could take any memory.
+    Types are checked before numpy chooses one. Else one long string among numbers would turn all
+    of them into strings of its length, and a short request could fill the memory.
     """
     try:
         objects = np.array(value, dtype=object)
@@ -195,7 +195,7 @@ def _array(name: str, value: Any) -> Any:
 
 
 def _text(name: str) -> str:
-    """A name that messages can carry: JSON may hold halves of characters."""
+    """Returns the string; raises if UTF-8 cannot encode it (JSON allows lone surrogates)."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -250,10 +250,10 @@ STATUS = {
 
 
 class RestServer:
-    """Answers HTTP clients from a registry; `start()` it, or use it in a `with`.
+    """An HTTP server of a registry's models; `start()` it, or use it in a `with`.
 
-    `hosts` are names under which clients reach it. An address that other machines reach needs
-    `tls`, or `insecure`.
+    `hosts` are further host names of the server. An address that other machines can reach needs
+    `tls` or `insecure`.
 
     >>> from hedgerow.serving.registry import Registry
     >>> from urllib.request import urlopen
@@ -282,16 +282,16 @@ class RestServer:
         self.address = self._http.address
 
     def start(self) -> Self:
-        """Answers from now on."""
+        """Starts to answer requests."""
         self._http.start()
         return self
 
     def drain(self) -> None:
-        """Says at /healthz that it goes away; requests are still answered."""
+        """Reports NOT_SERVING at /healthz; requests are still answered."""
         self._stopping.set()
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Takes no more requests and waits for those it has, for at most `grace_s` seconds."""
+        """Accepts no more requests and waits at most `grace_s` seconds for those in flight."""
         self.drain()
         self._http.stop(grace_s)
 
@@ -338,7 +338,7 @@ class RestServer:
 
 
 def _name(spec: ModelSpec, asked: Mapping[str, str | None]) -> None:
-    """The model of a path."""
+    """Sets the model, version or label of a path."""
     spec.name = unquote(asked["name"] or "")
     if asked["version"] is not None:
         spec.version.value = int(asked["version"])
@@ -348,13 +348,13 @@ def _name(spec: ModelSpec, asked: Mapping[str, str | None]) -> None:
 
 
 def _predict(registry: Registry, request: Any, body: bytes) -> dict[str, Any]:
-    """Runs a signature on JSON; its specs say which types the numbers have."""
+    """Runs a signature on JSON; the signature's specs give the dtypes of the numbers."""
     plain = read_json(body)
     spec = request.model_spec
     spec.signature_name = plain.signature
     with tensorflow_serving.lease_of(
         registry, spec
-    ) as model:  # one version for the types and the run
+    ) as model:  # one version for both the dtypes and the run
         _, signature = calls.signature_of(model, plain.signature)
         for name, value in plain.tensors(signature.inputs).items():
             tensors.fill(request.inputs[name], value, name=name)

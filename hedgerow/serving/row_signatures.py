@@ -32,11 +32,11 @@ def ps_model(
     removes: bool = False,
     stamp: Callable[[], int] = lambda: 0,
 ) -> Model:
-    """A model over live tables: pushes change what the next lookup sees. A lookup never inserts.
+    """Returns a model over live tables. Pushes change them; a lookup never inserts a row.
 
-    `shared_name` is the multi table's name on the wire, `MonolithMultiHashTable_<i>` in
-    Monolith; the model's name where it is None. `removes` also offers `hashtable_remove`.
-    `stamp` gives the time of rows that are pushed, in Monolith 0.
+    `shared_name` is the name on the wire of all tables together (`MonolithMultiHashTable_<i>` in
+    Monolith); the default is the model's name. `removes` adds `hashtable_remove`. `stamp` returns
+    the time stamp for pushed rows (0 in Monolith).
 
     >>> from hedgerow.tables.compressors import Fp32
     >>> from hedgerow.tables.config import Segment, TableConfig
@@ -77,7 +77,7 @@ def ps_model(
 
 
 def _check_filters(tables: HostTables) -> None:
-    """A push stores what it brings, so no table may keep ids out."""
+    """Raises if a table has an admission rule: a push must store every row that it sends."""
     for table in tables.tables:
         if table.config.admit is not None:
             raise ConfigError(
@@ -87,7 +87,7 @@ def _check_filters(tables: HostTables) -> None:
 
 
 class _RowSignatures:
-    """What the signatures do with the tables, which are safe from many threads."""
+    """The functions of the signatures. The tables are safe to use from many threads."""
 
     def __init__(self, tables: HostTables, stamp: Callable[[], int]) -> None:
         self._store, self._stamp = tables, stamp
@@ -122,7 +122,7 @@ class _RowSignatures:
         return {name: table.lookup(inputs[name]).rows_of() for name, table in self._named}
 
     def _assign(self, inputs: Tensors) -> Tensors:
-        """All tables are checked before the first changes."""
+        """Assigns rows after a check of all tables: an invalid push changes none."""
         shares = [
             TableCall(table, inputs[f"{name}_id"], inputs[f"{name}_value"])
             for name, table in self._named
@@ -132,7 +132,7 @@ class _RowSignatures:
         return {f"{name}_result": _count(len(inputs[f"{name}_id"])) for name in self._names}
 
     def _assign_plain(self, request: PlainRequest, tail: bytes) -> bytes | None:
-        """As _assign, out of the request's bytes; None where they are not just what is wanted."""
+        """Does what _assign() does on a request's bytes; None if its inputs are not plain."""
         if len(request.inputs) != 2 * len(self._names):
             return None
         places = []
@@ -169,15 +169,15 @@ class _RowSignatures:
         return {"flat_emb": flat}
 
     def answer_plain(self, request: PlainRequest, tail: bytes) -> bytes | None:
-        """As raw_lookup, from the request's bytes to the answer's: rows are copied there at once.
+        """Does what raw_lookup() does on bytes: rows are copied straight into the answer.
 
-        None where one input is not plain, or where several requests follow each other.
+        Returns None if an input is not plain, or if the ids are those of several requests.
         """
         ids, split = request.int64s("id"), request.int64s("id_split")
         if ids is None or split is None or len(request.inputs) != 2:
             return None
         (start, n), (split_at, numbers) = ids, split
-        if not n:  # an answer without content has another form
+        if not n:  # an answer without values has another form
             return None
         splits = self._splits(n, struct.unpack_from(f"<{numbers}q", request.data, split_at))
         if len(splits) != len(self._dims) + 1:
@@ -200,7 +200,7 @@ class _RowSignatures:
         return {"result": _count(0)}
 
     def _splits(self, ids: int, splits: Sequence[int]) -> Sequence[int]:
-        """Where each table's ids begin, and their end; several requests may follow each other."""
+        """Returns the offsets after a check; the ids may be those of several requests in a row."""
         tables = len(self._names)
         if len(splits) < 1 or (len(splits) - 1) % tables:
             raise InputError(
@@ -217,7 +217,7 @@ def _count(number: int) -> Tensor:
 
 
 def multi_name(number: int) -> str:
-    """The name that pushes know all tables of one server by.
+    """Returns the name on the wire of all tables of one server.
 
     >>> multi_name(3)
     'MonolithMultiHashTable_3'
@@ -228,9 +228,9 @@ def multi_name(number: int) -> str:
 def row_signatures(
     store: HostTables, multi: str, stamp: Callable[[], int] = lambda: 0
 ) -> dict[str, Signature]:
-    """Signatures over tables, of which the raw ones take all tables at once, in name order.
+    """Returns the signatures of tables. The raw ones take all tables at once, sorted by name.
 
-    `stamp` gives the time of rows that are assigned.
+    `stamp` returns the time stamp for assigned rows.
 
     >>> import torch
     >>> from hedgerow import Fp32, Segment, TableConfig

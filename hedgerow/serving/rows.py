@@ -1,4 +1,4 @@
-"""The rows of a model as read-only tables: what is written for a server, and read by it."""
+"""The rows of a model as read-only tables: written to bundles, and read by servers."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ from ..tables.store import Entries, all_found
 
 FORMS = ("fp32", "fp16", "int8")
 LARGEST_HALF = 65504.0
-_LARGEST_FLOAT = 3.3e38  # times 128 / 127 it is a float32 still
+_LARGEST_FLOAT = 3.3e38  # still a float32 after multiplication by 128 / 127
 _SOME_ROWS = 64
-_LEAST_RANGE = 1e-30  # the least that FixedR8 takes
+_LEAST_RANGE = 1e-30  # the smallest range that FixedR8 accepts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedTable:
-    """One table of a model, and the form in which it is served."""
+    """A table of a model, and the config in which it is served."""
 
     live: HostTable
     config: TableConfig
-    router: Router  # over one shard
+    router: Router  # with one shard
     step: int
 
     def rows(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids and rows as the model sees them in eval, in slices."""
+        """Yields ids and rows in slices, as the model sees them in eval."""
         for entries in self.live.scan():
             yield entries.ids, self.shown(entries.ids)
 
     def shown(self, ids: Tensor) -> Tensor:
-        """Rows as the model sees them in eval."""
+        """Returns rows as the model sees them in eval."""
         room = torch.empty(len(ids), self.config.dim, dtype=torch.float32)
         return self.live.lookup(ids, step=self.step, out=room).rows_of(0)
 
 
 class OneOwner:
-    """The rows of a table that one owner has, as the writer of checkpoints takes them."""
+    """The rows of a table that one owner holds, in the form for save_tables()."""
 
     def __init__(self, table: ServedTable, router: Router, owner: int) -> None:
         self.config, self._table = table.config, table
         self._router, self._owner = router, owner
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All of them, in slices."""
+        """Yields all rows in slices."""
         for entries in self._table.live.scan(rows):
             ids = entries.ids[self._router.owners(entries.ids) == self._owner]
             if len(ids):
@@ -68,16 +68,16 @@ class OneOwner:
                 yield Entries(ids, all_found(len(ids)), shown, states, ts)
 
     def size(self) -> int:
-        """At most so many rows: those of all owners."""
+        """Returns an upper bound of the number of rows: that of all owners."""
         return self._table.live.size()
 
     def max_ts(self) -> int:
-        """Serving rows have no time."""
+        """Returns 0: serving rows have no time stamps."""
         return 0
 
 
 def served_tables(model: nn.Module, form: str) -> dict[str, ServedTable]:
-    """The tables of a model in the order of their names, as they are to be served."""
+    """Returns the tables of a model in the form in which they are served, sorted by name."""
     checks.choice("export", "rows", form, FORMS)
     routers = routers_of(model)
     found: dict[str, ServedTable] = {}
@@ -98,7 +98,7 @@ def served_tables(model: nn.Module, form: str) -> dict[str, ServedTable]:
 
 
 def known_ids(model: nn.Module, tables: Mapping[str, ServedTable]) -> dict[str, Tensor]:
-    """Some ids of each feature that own rows."""
+    """Returns some ids of each feature that have rows."""
     found: dict[str, Tensor] = {}
     for one in collections_of(model):
         for table in one.tables:
@@ -111,17 +111,17 @@ def known_ids(model: nn.Module, tables: Mapping[str, ServedTable]) -> dict[str, 
 def write_rows(
     tables: Mapping[str, ServedTable], folder: Path, owner: int = 0, owners: int = 1
 ) -> None:
-    """Saves the rows that one of several owners has."""
+    """Saves the rows of one owner."""
     routers = {name: over(table.router, owners) for name, table in tables.items()}
     parts = [OneOwner(table, routers[name], owner) for name, table in tables.items()]
     save_tables(parts, folder)
 
 
 def read_rows(folder: Path, configs: Mapping[str, TableConfig]) -> HostTables:
-    """The tables with their rows, every byte of which was checked."""
+    """Returns the tables with their rows; every byte is checked."""
     store = HostTables(configs)
     try:
-        # A bundle has no increments: who may write to it could add some that it does not name.
+        # A bundle has no increments: anyone who can write to the folder could add unlisted ones.
         loaded = load_tables(folder, store.tables, increments=0)
     except CheckpointError as error:
         raise FileDamagedError(f"the rows of the bundle: {error}") from error
@@ -132,7 +132,7 @@ def read_rows(folder: Path, configs: Mapping[str, TableConfig]) -> HostTables:
 
 
 def over(router: Router, owners: int) -> Router:
-    """The same rule over so many owners."""
+    """Returns a router with the same rule over `owners` shards."""
     return Router(router.dist_type, owners, rows=router.rows)
 
 
@@ -153,28 +153,28 @@ def _config(live: HostTable, compressors: Mapping[int, Compressor]) -> TableConf
 
 
 def _limits(table: ServedTable) -> list[float]:
-    """The largest absolute value of each segment; NaN where it holds one."""
+    """Returns the largest absolute value of each segment; NaN if the segment has a NaN."""
     dims = [segment.dim for segment in table.config.segments]
     most = [0.0] * len(dims)
     for _, rows in table.rows():
         for i, part in enumerate(rows.split(dims, dim=1)):
-            most[i] = float(part.abs().max().maximum(torch.tensor(most[i])))  # keeps a NaN
+            most[i] = float(part.abs().max().maximum(torch.tensor(most[i])))  # propagates NaN
     return most
 
 
 def _compressor(name: str, form: str, most: float) -> Compressor:
     largest = {"fp16": LARGEST_HALF, "int8": _LARGEST_FLOAT, "fp32": math.inf}[form]
-    if not most <= largest:  # NaN, too: the other rows of an int8 table would be cut
+    if not most <= largest:  # also true for NaN, which int8 would clip
         raise InputError(
             f"table {name!r} holds {most:g}, more than {form} can; export with rows='fp32'."
         )
-    if form == "int8":  # the largest value is the largest code, 127 of 128: none is cut
+    if form == "int8":  # the largest value gets code 127 of 128, so that no value is clipped
         return FixedR8(max(_LEAST_RANGE, most * 128 / 127) if most else 1.0)
     return Fp16() if form == "fp16" else Fp32()
 
 
 def plain_routing(tables: Mapping[str, ServedTable]) -> dict[str, Any]:
-    """Who owns the rows, fit for JSON."""
+    """Returns the routing rule of each table, for JSON."""
     return {
         name: {"dist_type": table.router.dist_type, "rows": table.router.rows}
         for name, table in tables.items()

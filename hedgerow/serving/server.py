@@ -21,18 +21,18 @@ from .standard_services import HEALTH_SERVICE, Health, add_reflection
 from .tls import Tls, check_exposed
 
 _LOOK_S = 0.02
-_LATE_S = 0.2  # a task that waited so long would have found a thread in a larger pool
-_IDLE_S = 5.0  # after which a thread more than the few ends
+_LATE_S = 0.2  # a task that has waited this long is late: the pool may be too small
+_IDLE_S = 5.0  # an additional thread ends when it is idle for this time
 
 _Task = tuple[float, "Future[Any]", Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class ElasticPool(Executor):
-    """Runs tasks on `few` threads, and on up to `most` while tasks wait behind stuck ones.
+    """Runs tasks on `few` threads, and on up to `most` if threads are stuck.
 
     grpcio reads a request in the thread that answers it, so a client that sends half a message
-    holds a thread. A small pool would stop there; a large one is slow when all its threads are
-    busy. Safe from many threads, owns a lock.
+    blocks a thread. A small pool would stop then, and a large pool is slow when all its threads
+    are busy. Safe from many threads; owns a lock.
 
     >>> pool = ElasticPool(1, 4)
     >>> pool.submit(max, 3, 5).result()
@@ -46,18 +46,18 @@ class ElasticPool(Executor):
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._alive = 0
-        self._taken = 0  # tasks begun: standing still while some wait means that all are stuck
+        self._taken = 0  # tasks begun; if it stands still while tasks wait, all threads are stuck
         self._late = False
         self._add(few)
         threading.Thread(target=self._look, name="serving-pool", daemon=True).start()
 
     @property
     def threads(self) -> int:
-        """Threads now."""
+        """The number of threads now."""
         return self._alive
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As every executor's."""
+        """Runs a function on a thread of the pool; see Executor.submit()."""
         if self._closed.is_set():
             raise RuntimeError("this pool is shut down")
         future: Future[Any] = Future()
@@ -65,7 +65,7 @@ class ElasticPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the threads once they are free; threads are daemons, so none holds the process."""
+        """Ends each thread when it is idle. The threads are daemons; the call does not wait."""
         self._closed.set()
         with self._lock:
             for _ in range(self._alive):
@@ -79,7 +79,7 @@ class ElasticPool(Executor):
             threading.Thread(target=self._work, name="serving", daemon=True).start()
 
     def _look(self) -> None:
-        """Adds threads when tasks wait and none was begun since the last look, or some late."""
+        """Adds threads if tasks wait and, since the last look, none has begun or one was late."""
         before = -1
         while not self._closed.wait(_LOOK_S):
             waiting, taken = self._tasks.qsize(), self._taken
@@ -98,11 +98,11 @@ class ElasticPool(Executor):
             if task is None:
                 return
             since, future, fn, args, kwargs = task
-            self._taken += 1  # may miss a count of another thread, and still moves
+            self._taken += 1  # may lose another thread's count, but changes
             if time.monotonic() - since > _LATE_S:
                 self._late = True
             _run(future, fn, args, kwargs)
-            del task, future, fn, args, kwargs  # so that a request's memory goes at once
+            del task, future, fn, args, kwargs  # frees the request's memory now
 
     def _may_end(self) -> bool:
         with self._lock:
@@ -124,26 +124,26 @@ def _run(
 
 
 MAX_MESSAGE_BYTES = 64 << 20
-MOST_REQUESTS = 512  # at a time; a slow client's request holds a thread
-_LARGE_REQUESTS = 4  # of the largest size, answered at a time
-_END_S = 5.0  # for calls that were ended after the grace
-_THREADS = 4  # while no client is slow: more only wait for one another, and slow all down
+MOST_REQUESTS = 512  # in flight; a slow client's request occupies a thread
+_LARGE_REQUESTS = 4  # requests of the largest size in flight
+_END_S = 5.0  # how long stop() waits for cancelled calls after the grace period
+_THREADS = 4  # while no client is slow: more threads only wait for one another
 _OPTIONS = (
-    # Requests of one connection at a time: no client takes the place of all others.
+    # Limits requests in flight per connection, so that one client cannot take all places.
     ("grpc.max_concurrent_streams", 128),
-    # A connection ends at last, whatever its client does with it; good clients reconnect unseen.
+    # Closes old connections, whatever the client does; normal clients reconnect automatically.
     ("grpc.max_connection_age_ms", 1800 * 1000),
     ("grpc.max_connection_age_grace_ms", 300 * 1000),
 )
 
 
 class PredictionServer:
-    """Answers TensorFlow Serving's and KServe's clients; `start()` it, or use it in a `with`.
+    """A gRPC server for clients of TensorFlow Serving and KServe; `start()` it, or use `with`.
 
-    Port 0 takes a free port; `address` tells it. `compat="typed"` writes typed values for clients
-    that read nothing else. `reload_root` lets clients send a new list of models, whose folders
-    must lie inside it. `observe` is called after each request, for metrics. An address that other
-    machines reach needs `tls`, or `insecure`.
+    Port 0 selects a free port, and `address` has it. `compat="typed"` writes typed values, for
+    clients that read nothing else. `reload_root` lets clients send a new list of models, whose
+    folders must be inside it. `observe` is called after each request, for metrics. An address that
+    other machines can reach needs `tls` or `insecure`.
 
     >>> with PredictionServer(Registry()) as server:
     ...     server.address.startswith("127.0.0.1:")
@@ -172,7 +172,7 @@ class PredictionServer:
         self._server = new_server(
             self._pool, max_message_bytes, requests=most_requests, options=_OPTIONS
         )
-        arrivals = IncomingCalls(max(1, most_requests // 2))  # the other half is for quick clients
+        arrivals = IncomingCalls(max(1, most_requests // 2))  # slow clients take at most half
         self._server.add_generic_rpc_handlers(
             handlers(
                 registry,
@@ -193,7 +193,7 @@ class PredictionServer:
         self._state = "new"
 
     def start(self) -> Self:
-        """Answers from now on."""
+        """Starts to answer requests."""
         if self._state != "new":
             raise StateError(f"this server is {self._state}; a server starts once: make a new one.")
         self._server.start()
@@ -201,7 +201,7 @@ class PredictionServer:
         return self
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Takes no more requests and waits for those it has, for at most `grace_s` seconds."""
+        """Accepts no more requests and waits at most `grace_s` seconds for those in flight."""
         if self._state == "stopped":
             return
         self._state = "stopped"
@@ -210,7 +210,7 @@ class PredictionServer:
         self._pool.shutdown()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until the server was stopped; whether it was."""
+        """Waits until the server is stopped; returns False after `timeout_s` seconds."""
         return not self._server.wait_for_termination(timeout_s)
 
     def __enter__(self) -> Self:

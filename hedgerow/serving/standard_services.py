@@ -1,8 +1,8 @@
-"""gRPC's own services: health, which reports when models answer, and reflection.
+"""gRPC's standard services: health, which reports whether models answer, and reflection.
 
-grpcio would read messages in the thread that serves all connections. One that it cannot read ends
-twice there, and its stream never: a connection has 128 of them, and a server waits for each at its
-end. So grpcio gets bytes, and what is no message is refused by us.
+By default grpcio decodes their messages in the thread that serves all connections. A message that
+it cannot decode leaves its stream open there for ever. A connection has 128 streams, and a server
+waits for each of them when it stops. So these handlers take bytes and refuse invalid messages.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 
 Read = Callable[[bytes, Any], Any]
-_MOST_BYTES = 64 << 10  # of a message: it holds the name of a service or a file
+_MOST_BYTES = 64 << 10  # per message, which holds the name of a service or file
 
 
 def add_service(
     server: Any, name: str, behaviours: Mapping[str, Callable[..., Any]], arrivals: IncomingCalls
 ) -> None:
-    """Answers the methods of a service that a module of gRPC describes.
+    """Adds one of gRPC's standard services to a server.
 
-    `behaviours` has a function for each method, of a message and gRPC's context; the answers of a
-    stream come from an iterator. A call that waits for messages takes a place of `arrivals`.
+    `behaviours` has a function for each method. It takes a message (or an iterator of messages)
+    and gRPC's context, and returns an answer (or an iterator of answers). `arrivals` limits the
+    calls that wait for messages.
     """
     import grpc
 
@@ -44,7 +45,7 @@ def add_service(
 
 
 def add_reflection(server: Any, services: tuple[str, ...], arrivals: IncomingCalls) -> None:
-    """Tells clients such as grpcurl which services and messages there are."""
+    """Adds reflection, by which clients such as grpcurl list services and messages."""
     from grpc_health.v1 import health_pb2
     from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -69,7 +70,7 @@ def _methods(service: str) -> list[Any]:
 
 
 def _handler(method: Any, behaviour: Callable[..., Any], arrivals: IncomingCalls) -> Any:
-    """What grpcio calls for a method, with bytes."""
+    """Returns a grpcio handler of a method, on bytes."""
     import grpc
 
     read = _reader(method)
@@ -114,9 +115,9 @@ def _both_ways(
 
 
 def _told_later(behaviour: Callable[..., Any], read: Read) -> Callable[..., None]:
-    """Answers are sent by a thread of their own: those of the server are for calls that end.
+    """Returns a handler that sends a stream of answers from a thread of its own.
 
-    A client that does not read blocks only the thread that sends to it.
+    A client that does not read then blocks only that thread, and none of the server's pool.
     """
 
     def send_all(responses: Iterator[Any], send: Callable[[bytes | None], None]) -> None:
@@ -137,11 +138,11 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 
 
 class HealthStates:
-    """The health of services that share one state. Owns a lock.
+    """The health state of a server's services, with its watchers. Owns a lock.
 
-    grpcio's own servicer sends while it holds its lock, which the thread that brings the news of
-    every call takes when a watcher leaves: a server whose watchers come and go would stop for
-    ever. Here nothing is sent with the lock held.
+    grpcio's own servicer sends while it holds its lock. The thread that handles all calls' events
+    needs that lock when a watcher leaves, so a server could deadlock. This class sends nothing
+    while it holds its lock.
     """
 
     def __init__(self, services: tuple[str, ...], arrivals: IncomingCalls) -> None:
@@ -151,13 +152,13 @@ class HealthStates:
         self._serving = False
 
     def tell(self, serving: bool) -> None:
-        """The state from now on, which watchers hear if it is another."""
+        """Sets the state, and sends it to watchers if it changed."""
         with self._changed:
             self._serving = serving
             self._changed.notify_all()
 
     def behaviours(self) -> dict[str, Callable[..., Any]]:
-        """A function for each method."""
+        """Returns the function of each method."""
         return {"Check": self._check, "Watch": self._watch}
 
     def _check(self, request: Any, context: Any) -> Any:
@@ -168,7 +169,7 @@ class HealthStates:
         return health_pb2.HealthCheckResponse(status=self._state(request.service))
 
     def _watch(self, request: Any, context: Any) -> Iterator[Any]:
-        """The state now, and after every change until the call ends."""
+        """Yields the state now and after every change, until the call ends."""
         from grpc_health.v1 import health_pb2
 
         ended = threading.Event()
@@ -185,7 +186,7 @@ class HealthStates:
                     yield health_pb2.HealthCheckResponse(status=told)
 
     def _state_after(self, told: int | None, service: str, ended: threading.Event) -> int | None:
-        """The next state that is another than `told`; None at the end of the call."""
+        """Waits for a state other than `told` and returns it; returns None when the call ends."""
         with self._changed:
             self._changed.wait_for(lambda: ended.is_set() or self._state(service) != told)
             return None if ended.is_set() else self._state(service)
@@ -200,11 +201,11 @@ class HealthStates:
 
 
 class Health:
-    """Tells the state of a registry for "" and each service; owns a lock."""
+    """Reports whether a registry is ready, as the health of every service. Owns a lock."""
 
     def __init__(self, registry: Registry, server: Any, arrivals: IncomingCalls) -> None:
         self._registry = registry
-        self._lock = threading.Lock()  # what is told last is what was true last
+        self._lock = threading.Lock()  # so that the last report is the latest state
         self._drained = False
         self._states = HealthStates(SERVICES, arrivals)
         add_service(server, HEALTH_SERVICE, self._states.behaviours(), arrivals)
@@ -212,7 +213,7 @@ class Health:
         self._tell()
 
     def drain(self) -> None:
-        """Says NOT_SERVING from now on, so that balancers send requests elsewhere."""
+        """Reports NOT_SERVING from now on, so that load balancers send requests elsewhere."""
         self._registry.unsubscribe(self._tell)
         with self._lock:
             self._drained = True

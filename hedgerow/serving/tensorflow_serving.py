@@ -1,4 +1,4 @@
-"""TensorFlow Serving's requests, answered for gRPC and REST: predict, metadata, status, reload."""
+"""TensorFlow Serving's requests (predict, metadata, status, reload), answered for gRPC and REST."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 def predict(
     registry: Registry, request: PredictRequest | PlainRequest, *, compat: Compat = None
 ) -> bytes:
-    """Runs a signature; the bytes of a PredictResponse.
+    """Runs a signature, and returns the bytes of a PredictResponse.
 
-    Raises ServingError with the code and the text that clients know. Outputs travel in the form of
-    the inputs: as raw buffers where one input did, else as typed values, which every client reads.
-    With `compat="typed"` they are typed whatever came.
+    Raises ServingError with TensorFlow Serving's code and text. Outputs have the form of the
+    inputs: raw buffers if one input is raw, else typed values, which every client can read. With
+    `compat="typed"` outputs are always typed.
 
     >>> import torch
     >>> from hedgerow.serving.model import Signature, TensorSpec
@@ -71,7 +71,7 @@ def predict(
 
 
 def _predict_plain(registry: Registry, request: PlainRequest, compat: Compat) -> bytes | None:
-    """As predict(), without a parser's objects; None where the inputs are not what is wanted."""
+    """Does what predict() does, without protobuf objects; None if the inputs are not plain."""
     if not request.model:
         return None
     with registry.find(request.model, request.version) as model:
@@ -102,7 +102,7 @@ def _plain_inputs(signature: Signature, request: PlainRequest) -> Tensors | None
 
 
 def outputs(model: Model, request: PredictRequest) -> Tensors:
-    """The outputs that a request asks for, of a model that the caller holds."""
+    """Returns the outputs that a request asks for; the caller holds the model."""
     key, inputs, _ = _inputs(model, request)
     return _outputs(model, key, inputs, request)
 
@@ -114,7 +114,7 @@ def _outputs(model: Model, key: str, inputs: Tensors, request: PredictRequest) -
 
 
 def lease_of(registry: Registry, spec: ModelSpec) -> Lease:
-    """A lease of the model that a request names."""
+    """Returns a lease of the model that a request names."""
     if not spec.name:
         raise ServingError("INVALID_ARGUMENT", "Missing ModelSpec: name the model in model_spec.")
     choice = spec.WhichOneof("version_choice")
@@ -126,7 +126,7 @@ def lease_of(registry: Registry, spec: ModelSpec) -> Lease:
 
 
 def _inputs(model: Model, request: PredictRequest) -> tuple[str, Tensors, bool]:
-    """The signature asked for, its inputs, and whether one of them came as a raw buffer."""
+    """Returns the requested signature's name, its inputs, and whether an input is a raw buffer."""
     key, signature = calls.signature_of(model, request.model_spec.signature_name)
     given, found, raw = request.inputs, {}, False
     calls.check_names(signature, given)
@@ -149,7 +149,7 @@ _TYPE_URL = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
 
 
 def metadata(registry: Registry, request: GetModelMetadataRequest) -> GetModelMetadataResponse:
-    """The signatures of a model."""
+    """Returns the signatures of a model, for GetModelMetadata."""
     if not request.HasField("model_spec"):
         raise ServingError("INVALID_ARGUMENT", "Missing ModelSpec: name the model in model_spec.")
     if not request.metadata_field:
@@ -171,7 +171,7 @@ def metadata(registry: Registry, request: GetModelMetadataRequest) -> GetModelMe
 
 
 def signature_map(model: Model) -> SignatureDefMap:
-    """The signatures of a model, as TensorFlow describes them."""
+    """Returns the signatures of a model in TensorFlow's form."""
     described = tf_serving.SignatureDefMap()
     for key, signature in model.signatures.items():
         definition = described.signature_def[key]
@@ -192,7 +192,7 @@ def _describe(info: TensorInfo, name: str, spec: TensorSpec) -> None:
 
 
 def status(registry: Registry, request: GetModelStatusRequest) -> GetModelStatusResponse:
-    """The states of the versions of a model."""
+    """Returns the states of a model's versions."""
     spec = request.model_spec
     if not spec.name:
         raise ServingError("INVALID_ARGUMENT", "Missing ModelSpec: name the model in model_spec.")
@@ -214,10 +214,10 @@ def status(registry: Registry, request: GetModelStatusRequest) -> GetModelStatus
 def reload(
     registry: Registry, request: ReloadConfigRequest, root: Path | None
 ) -> ReloadConfigResponse:
-    """Watches the folders of the list, and takes out of service what was watched and is not in it.
+    """Watches the folders of the list, and removes watched models that are not in it.
 
-    Folders must lie inside `root`: a caller makes the server read them. Everything is checked
-    before anything changes. The answer's status says which models do not answer afterwards.
+    Folders must be inside `root`, because a caller makes the server read them. The whole list is
+    checked before anything changes. The answer's status names the models that do not answer.
     """
     if root is None:
         raise ServingError(
@@ -240,7 +240,7 @@ def reload(
 
 
 def _apply(registry: Registry, config: ModelConfig, base: Path, policy: Policy) -> str:
-    """What is wrong afterwards; nothing if all is well."""
+    """Watches one model and sets its labels; returns the error, or an empty string."""
     try:
         registry.watch(config.name, base, policy)
         if not registry.versions(config.name):

@@ -1,4 +1,4 @@
-"""The certificates of a server, and which addresses require them."""
+"""The certificates of a server, and the addresses that require them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core.errors import ConfigError, FileMissingError
 
 
 def is_local(address: str) -> bool:
-    """Whether only this machine reaches an address.
+    """Returns whether only this machine can reach an address.
 
     >>> is_local("127.0.0.1:0"), is_local("[::1]:80"), is_local("0.0.0.0:8500")
     (True, True, False)
@@ -28,7 +28,7 @@ def is_local(address: str) -> bool:
 
 
 def check_exposed(address: str, *, encrypted: bool, insecure: bool) -> None:
-    """Refuses to listen where others can reach without TLS.
+    """Raises if other machines can reach an address that has no TLS, unless `insecure`.
 
     >>> check_exposed("0.0.0.0:8500", encrypted=False, insecure=False)
     Traceback (most recent call last):
@@ -44,7 +44,7 @@ def check_exposed(address: str, *, encrypted: bool, insecure: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files: the server's certificate chain and key; `client_ca` asks clients for theirs.
+    """PEM files: the server's certificate chain and key, and `client_ca` to verify clients (mTLS).
 
     >>> Tls(Path("server.pem"), Path("server.key")).client_ca is None
     True
@@ -55,7 +55,7 @@ class Tls:
     client_ca: Path | None = None
 
     def credentials(self) -> Any:
-        """As grpcio takes them."""
+        """Returns grpcio's server credentials."""
         import grpc
 
         return grpc.ssl_server_credentials(

@@ -1,1 +1,1 @@
-"""Messages of serving and parameter sync, and tensors in them, without TensorFlow."""
+"""The messages of serving and of parameter sync, and tensors in them. Needs no TensorFlow."""

@@ -1,4 +1,4 @@
-"""Tensors, arrays and strings as flat bytes and back, and how many elements a message may claim."""
+"""Converts tensors, arrays and strings to flat bytes and back; limits what a message may claim."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from .pool import Message
 
 
-MAX_RANK = 32  # numpy 1 has no more; real tensors have fewer than ten dimensions
-# A few bytes may claim a tensor of any size by leaving values out, so what is not in the message is
-# bounded; 64 MiB is far above what a recommender sends as one repeated value.
+MAX_RANK = 32  # the limit of numpy 1; real tensors have fewer than ten dimensions
+# A message of few bytes can claim a tensor of any size by leaving values out, so the omitted values
+# are limited. 64 MiB is far more than recommenders send as one repeated value.
 MAX_REPEATED_BYTES = 64 << 20
-MAX_MESSAGE_BYTES = (1 << 31) - 1  # protobuf reads and writes nothing larger
+MAX_MESSAGE_BYTES = (1 << 31) - 1  # protobuf's own limit
 
 
 def checked_shape(name: str, dims: Iterable[int], width: int) -> tuple[tuple[int, ...], int]:
-    """The shape and its number of elements.
+    """Returns the shape and its number of elements; raises if a size is invalid.
 
     >>> checked_shape("x", [2, 3], 4)
     ((2, 3), 6)
@@ -51,7 +51,7 @@ def checked_shape(name: str, dims: Iterable[int], width: int) -> tuple[tuple[int
 
 
 def check_length(name: str, shape: tuple[int, ...], expected: int, found: int) -> None:
-    """The buffer has exactly the bytes of the shape."""
+    """Raises unless a buffer has exactly the bytes of its shape."""
     if found != expected:
         raise InputError(
             f"{name} of shape {shape} has a buffer of {found} bytes; it must be {expected}: "
@@ -60,7 +60,7 @@ def check_length(name: str, shape: tuple[int, ...], expected: int, found: int) -
 
 
 def check_repeated(name: str, shape: tuple[int, ...], size_bytes: int) -> None:
-    """What a message leaves out may be filled in."""
+    """Raises if a message leaves out too many values."""
     if size_bytes > MAX_REPEATED_BYTES:
         raise InputError(
             f"{name} of shape {shape} leaves out values of {size_bytes} bytes; at most "
@@ -69,7 +69,7 @@ def check_repeated(name: str, shape: tuple[int, ...], size_bytes: int) -> None:
 
 
 def check_sendable(name: str, size_bytes: int) -> None:
-    """A buffer fits into a message."""
+    """Raises if a buffer does not fit into a message."""
     if size_bytes > MAX_MESSAGE_BYTES:
         raise InputError(
             f"{name} has {size_bytes} bytes; a message holds at most {MAX_MESSAGE_BYTES}: "
@@ -78,11 +78,11 @@ def check_sendable(name: str, size_bytes: int) -> None:
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_SMALL_BYTES = 16 << 10  # below this a copy takes less time than making a view
+_SMALL_BYTES = 16 << 10  # below this size a copy is faster than a view
 
 
 def flat_bits(name: str, value: Tensor | Array) -> tuple[ElementType, Array]:
-    """The element type of numbers, and their bytes in row-major order as a flat array of `bits`."""
+    """Returns the element type and, in row-major order, the bytes as a flat array of its `bits`."""
     if isinstance(value, Tensor):
         return _of_tensor(name, value)
     if not isinstance(value, np.ndarray):
@@ -98,7 +98,7 @@ def flat_bits(name: str, value: Tensor | Array) -> tuple[ElementType, Array]:
 
 def _of_tensor(name: str, value: Tensor) -> tuple[ElementType, Array]:
     element = dtypes.of_torch(value.dtype)
-    if element.numpy is not None and _is_plain(value):  # in few steps: what most servers send
+    if element.numpy is not None and _is_plain(value):  # fast path: the usual output of servers
         bits = value.numpy() if element.is_plain else value.numpy().view(element.bits)
         check_sendable(name, bits.nbytes)
         return element, bits if bits.ndim == 1 else bits.reshape(-1)
@@ -108,13 +108,13 @@ def _of_tensor(name: str, value: Tensor) -> tuple[ElementType, Array]:
         raise InputError(f"{name} is on the meta device, without values; pass a real tensor.")
     check_sendable(name, value.nbytes)
     plain = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
-    if plain.stride(0) != 1:  # also of one element, which torch calls contiguous at any stride
+    if plain.stride(0) != 1:  # torch calls one element contiguous at any stride
         plain = plain.clone(memory_format=torch.contiguous_format)
     return element, plain.view(torch.uint8).numpy().view(element.bits)
 
 
 def _is_plain(value: Tensor) -> bool:
-    """Whether numpy may look at a tensor's memory as it is."""
+    """Returns whether numpy can view a tensor's memory without a copy."""
     return (
         value.is_cpu
         and value.layout == torch.strided
@@ -126,7 +126,7 @@ def _is_plain(value: Tensor) -> bool:
 
 
 def as_numpy(name: str, element: ElementType, bits: Array, shape: tuple[int, ...]) -> Array:
-    """The array over these bits."""
+    """Returns a view of the bytes as an array."""
     if element.numpy is None:
         raise DtypeError(
             f"{name} has element type {element.name}, which numpy does not have; read it as a "
@@ -136,10 +136,10 @@ def as_numpy(name: str, element: ElementType, bits: Array, shape: tuple[int, ...
 
 
 def as_torch(element: ElementType, bits: Array, shape: tuple[int, ...]) -> Tensor:
-    """The tensor over these bits; one that can be written to, so never write to a shared one."""
+    """Returns a tensor over the bytes. It may be writable: never write to it if they are shared."""
     if not bits.size:
         return torch.empty(shape, dtype=element.torch)
-    if element.is_plain and bits.nbytes <= _SMALL_BYTES:  # in few steps: what most clients send
+    if element.is_plain and bits.nbytes <= _SMALL_BYTES:  # fast path: the usual input of clients
         tensor = torch.from_numpy(bits.copy())
         return tensor if len(shape) == 1 else tensor.reshape(shape)
     plain = bits.view(np.uint8)
@@ -153,25 +153,25 @@ def as_torch(element: ElementType, bits: Array, shape: tuple[int, ...]) -> Tenso
 
 
 def _over_read_only(plain: Array) -> Tensor:
-    """A view of bytes that Python calls constant: only the one reader of a message holds them."""
+    """Returns a view of read-only bytes; only the reader of their message may hold them."""
     try:
         return torch.from_dlpack(plain)
-    except (BufferError, TypeError):  # numpy before 2.1 hands out nothing that is read-only
+    except (BufferError, TypeError):  # numpy before 2.1 exports no read-only arrays
         return torch.from_numpy(plain.copy())
 
 
 def as_bools(bits: Array) -> Array:
-    """Bytes that are 0 or 1: any other would be a bool that is neither true nor false."""
+    """Returns the bytes with every non-zero value as 1: another value would be an invalid bool."""
     return (bits != 0).view(np.uint8) if bits.size and bits.max() > 1 else bits
 
 
 def is_text(value: object) -> bool:
-    """An array of strings or bytes."""
+    """Returns whether a value is an array of strings or bytes."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "OSU"
 
 
 def flat_strings(name: str, value: Array) -> list[bytes]:
-    """The strings of an array in row-major order; text becomes UTF-8."""
+    """Returns the strings of an array in row-major order, as UTF-8."""
     found = [item.encode() if isinstance(item, str) else item for item in value.reshape(-1)]
     wrong = next((item for item in found if not isinstance(item, bytes)), None)
     if wrong is not None:
@@ -180,19 +180,19 @@ def flat_strings(name: str, value: Array) -> list[bytes]:
 
 
 def as_strings(items: list[bytes], shape: tuple[int, ...]) -> Array:
-    """An array of bytes objects: torch has no strings."""
+    """Returns an array of bytes objects (torch has no strings)."""
     found = np.empty(len(items), dtype=object)
     found[:] = items
     return found.reshape(shape)
 
 
-_MANY = 1 << 15  # numbers read in one step: Python's lock is held meanwhile, from all threads
+_MANY = 1 << 15  # numbers read in one step, which holds the GIL
 
 
 def append_numbers(message: Message, field: str, values: Array) -> None:
     """Adds an array's values to a repeated field.
 
-    Numbers of fixed width go in as one packed buffer: every parser takes those, for every field.
+    Numbers of fixed width are added as one packed buffer, which every parser accepts.
     """
     dtype = _fixed_dtype(message, field)
     if dtype is None:
@@ -205,7 +205,7 @@ def append_numbers(message: Message, field: str, values: Array) -> None:
 
 
 def read_numbers(message: Message, field: str, dtype: str, most: int) -> Array:
-    """At most the first `most` values of a repeated field.
+    """Returns at most the first `most` values of a repeated field.
 
     >>> from hedgerow.wire.messages import tensor
     >>> read_numbers(tensor.TensorProto(int_val=[3, 4, 5]), "int_val", "<i4", 2)
@@ -226,9 +226,9 @@ def read_numbers(message: Message, field: str, dtype: str, most: int) -> Array:
 
 
 def _tail(message: Message, field: str, dtype: str) -> Array:
-    """All values of a field of fixed width, cut from the bytes of a message that holds no other."""
+    """Returns all values of a field of fixed width, cut from the bytes of a copy with only it."""
     alone = type(message)()
-    alone.MergeFrom(message)  # the whole: the field alone may take each NaN through a float
+    alone.MergeFrom(message)  # the whole message: a field's own API could change NaN bits
     alone.DiscardUnknownFields()
     for described, _ in alone.ListFields():
         if described.name != field:
@@ -237,19 +237,19 @@ def _tail(message: Message, field: str, dtype: str) -> Array:
     if data[0] & 7 == BYTES:
         count = len(getattr(message, field))
         return np.frombuffer(data, dtype=dtype, offset=len(data) - width * count)
-    tagged = np.dtype([("tag", "u1"), ("value", dtype)])  # our unpacked fields have small numbers
+    tagged = np.dtype([("tag", "u1"), ("value", dtype)])  # field numbers here take one byte
     return np.frombuffer(data, dtype=tagged)["value"]
 
 
 def _fixed_dtype(message: Message, field: str) -> str | None:
-    """How numpy reads a packed field; None where its values have different lengths."""
+    """Returns the numpy dtype of a packed field; None if its values have variable length."""
     described: Any = message.DESCRIPTOR.fields_by_name[field]
     names = {described.TYPE_FLOAT: "<f4", described.TYPE_DOUBLE: "<f8", described.TYPE_BOOL: "?"}
     return names.get(described.type)
 
 
 def ids_of_text(strings: Array, field: str) -> Tensor:
-    """`hr.id64(value, field)` of every value of an array of str or bytes, in its shape.
+    """Returns `hr.id64(value, field)` of every value of an array of str or bytes, in its shape.
 
     >>> ids_of_text(np.array(["Zürich"], dtype=object), "city")
     tensor([795450140219139997])

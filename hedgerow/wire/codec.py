@@ -1,4 +1,4 @@
-"""Messages to bytes and back: a bound on their size as objects, clear errors for broken bytes."""
+"""Converts messages to bytes and back: a limit on their memory, and clear errors for bad bytes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 M = TypeVar("M", bound="Message")
-# Of proto2: their parser takes any bytes as text, and only reading the text would tell.
+# Packages of proto2 files: their parser accepts invalid UTF-8, which fails only when it is read.
 _UNCHECKED_TEXT = {"monolith.parameter_sync", "monolith.model_export"}
 
 
 def to_bytes(message: Message) -> bytes:
-    """The message's bytes; entries of maps are sorted by key, so equal messages give equal bytes.
+    """Returns a message's bytes. Map entries are sorted, so equal messages give equal bytes.
 
     >>> from hedgerow.wire.messages import agent_service
     >>> to_bytes(agent_service.GetReplicasRequest(task=3, model_name="m")).hex()
@@ -38,7 +38,7 @@ def to_bytes(message: Message) -> bytes:
 
 
 def from_bytes(kind: type[M], data: bytes | bytearray | memoryview) -> M:
-    """A message of `kind` read from bytes.
+    """Returns the message of type `kind` in some bytes.
 
     >>> from hedgerow.wire.messages import agent_service
     >>> from_bytes(agent_service.GetReplicasRequest, bytes.fromhex("10031a016d")).model_name
@@ -65,13 +65,13 @@ def _has_unchecked_text(kind: Any) -> bool:
 
 
 def _decode_error() -> type[Exception]:
-    from google.protobuf.message import DecodeError  # here: an import a message takes its time
+    from google.protobuf.message import DecodeError  # cached: an import per message would be slow
 
     return DecodeError
 
 
 def _decode_text(message: Message) -> None:
-    """Raises UnicodeDecodeError for a text inside that is none: protobuf hands it out as bytes."""
+    """Raises UnicodeDecodeError if a text field is not UTF-8: protobuf returns it as bytes."""
     for field, value in message.ListFields():
         if field.message_type:
             for inner in value:
@@ -82,19 +82,18 @@ def _decode_text(message: Message) -> None:
                     text.decode()
 
 
-MOST_PARTS = 100_000  # a raw or packed tensor is few, each string and each entry of a map is one
-MOST_VARINT_BYTES = 8 << 20  # packed numbers of 1 to 10 bytes each: all of 8 once they are read
-_SMALL_BYTES = 128 << 10  # what is shorter cannot hold enough to harm
+MOST_PARTS = 100_000  # a raw or packed tensor has few parts; each string or map entry is one
+MOST_VARINT_BYTES = 8 << 20  # of packed numbers: one byte can become a number of 8 bytes
+_SMALL_BYTES = 128 << 10  # a smaller message cannot take much memory
 
 _VARINTS = frozenset((3, 4, 5, 13, 14, 17, 18))  # descriptors' numbers of int64, uint64, int32, ...
 
 
 def check_parts(kind: type[Message], data: bytes) -> None:
-    """Raises for a message of very many tiny fields or numbers: parsed, it takes 40 to 100 times
-    its bytes.
+    """Raises if a message has very many tiny fields or numbers.
 
-    A parser holds Python's lock meanwhile, so one such request would stop all others. Bytes that
-    are no message pass: the parser says what is wrong with them.
+    Such a message takes 40 to 100 times its bytes once parsed, and the parser holds the GIL, so
+    that one request would block all others. Invalid messages pass: the parser reports them.
 
     >>> from hedgerow.wire.messages import tf_serving
     >>> check_parts(tf_serving.PredictRequest, bytes.fromhex("1a00") * 200_000)
@@ -137,9 +136,9 @@ more than 100000 fields; send numbers as raw content or packed, in fewer and lar
                     at += size
                 elif tag & 7 == VARINT:
                     _, at = _varint(data, at)
-                else:  # a group's borders have nothing behind their tags
+                else:  # a group's tags have no value
                     at += {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
-        except IndexError:  # cut off, and yet the parser reads all that stands before
+        except IndexError:  # truncated: the parser still reads the part before the end
             continue
 
 
@@ -148,7 +147,7 @@ def _refused(kind: type[Message], data: bytes, why: str) -> InputError:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and where it ends."""
+    """Returns the varint at a place, and where it ends."""
     value = shift = 0
     while True:
         byte = data[at]

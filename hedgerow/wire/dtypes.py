@@ -1,4 +1,4 @@
-"""Element types: what torch, numpy, TensorFlow and KServe call each, and where values go."""
+"""Element types: their names in torch, numpy, TensorFlow and KServe, and their message fields."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 
 from ..core.errors import DtypeError
 
-STRING = 7  # TensorFlow's number of the one element type that has no width
-BYTES = "BYTES"  # KServe's word for it
+STRING = 7  # TensorFlow's number of strings, the only element type without a width
+BYTES = "BYTES"  # KServe's name of strings
 
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """One element type.
+    """An element type.
 
-    `bits` is the little-endian numpy type that holds the same bytes; it is `numpy` wherever numpy
-    has the type. Typed values stand in `field` of a TensorProto and in `contents` of a KServe
-    tensor, which has none for some types.
+    `bits` is a little-endian numpy type with the same bytes; `numpy` is None if numpy lacks the
+    type. `field` of a TensorProto and `contents` of a KServe tensor are the fields for typed
+    values. KServe has no typed contents for some types.
     """
 
     name: str
@@ -41,12 +41,12 @@ class ElementType:
 
     @property
     def is_plain(self) -> bool:
-        """Whether any bytes are a value, and numpy has the type."""
+        """Whether `bits` is the type itself, so that bytes need no conversion."""
         return self.bits == self.numpy
 
     @property
     def parts(self) -> int:
-        """Typed values of one element: a complex number is two."""
+        """The number of typed values per element: two for complex numbers."""
         return 2 if self.name.startswith("complex") else 1
 
 
@@ -76,7 +76,7 @@ _BY_KSERVE = {element.kserve: element for element in ELEMENTS if element.kserve}
 
 
 def of_torch(dtype: torch.dtype) -> ElementType:
-    """The element type of a torch tensor.
+    """Returns the element type of a torch tensor.
 
     >>> of_torch(torch.int64).number
     9
@@ -85,12 +85,12 @@ def of_torch(dtype: torch.dtype) -> ElementType:
 
 
 def of_numpy(dtype: np.dtype) -> ElementType:
-    """The element type of a numpy array of numbers; types that other packages add count by name."""
+    """Returns the element type of a numpy array; types of other packages are found by name."""
     return _BY_NAME.get(dtype.name) or _unknown(f"an array of {dtype}", _BY_NAME)
 
 
 def of_number(number: int) -> ElementType:
-    """The element type that TensorFlow gives this number."""
+    """Returns the element type with a number of TensorFlow's."""
     found = _BY_NUMBER.get(number)
     if found is None:
         _unknown(f"dtype {number}", (f"{known.number} ({known.name})" for known in ELEMENTS))
@@ -98,7 +98,7 @@ def of_number(number: int) -> ElementType:
 
 
 def of_kserve(datatype: str) -> ElementType:
-    """The element type that KServe calls so."""
+    """Returns the element type with a datatype name of KServe's."""
     return _BY_KSERVE.get(datatype) or _unknown(f"datatype {datatype!r}", _BY_KSERVE)
 
 

@@ -19,7 +19,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def join_strings(items: list[bytes]) -> bytes:
-    """The strings in one buffer.
+    """Returns a buffer with all strings, each after its length.
 
     >>> join_strings([b"ab", b""]).hex()
     '02000000616200000000'
@@ -28,7 +28,7 @@ def join_strings(items: list[bytes]) -> bytes:
 
 
 def split_strings(name: str, data: bytes) -> list[bytes]:
-    """The strings of a buffer.
+    """Returns the strings in a buffer of join_strings().
 
     >>> split_strings("words", bytes.fromhex("02000000616200000000"))
     [b'ab', b'']
@@ -40,7 +40,7 @@ def split_strings(name: str, data: bytes) -> list[bytes]:
         if end > len(data):
             raise InputError(
                 f"{name} ends at byte {len(data)} inside a string that begins at {place}; "
-                "each string stands after its length in four little-endian bytes."
+                "each string follows its length in four little-endian bytes."
             )
         items.append(data[begin:end])
         place = end
@@ -56,17 +56,17 @@ Values = Mapping[str, Tensor | Array]
 
 
 def read_inputs(request: ModelInferRequest) -> dict[str, Tensor | Array]:
-    """The inputs of a request by name: tensors of numbers, numpy arrays of bytes objects."""
+    """Returns the inputs of a request by name: tensors, or numpy arrays of bytes objects."""
     return _read(request.inputs, request.raw_input_contents)
 
 
 def read_outputs(response: ModelInferResponse) -> dict[str, Tensor | Array]:
-    """The outputs of a response by name, as in read_inputs()."""
+    """Returns the outputs of a response by name, as read_inputs() does."""
     return _read(response.outputs, response.raw_output_contents)
 
 
 def write_inputs(request: ModelInferRequest, values: Values, *, compat: Compat = None) -> None:
-    """Adds inputs to a request, as raw buffers or, with `compat="typed"`, as typed contents.
+    """Adds inputs to a request: raw buffers, or with `compat="typed"` typed contents.
 
     >>> import torch
     >>> from hedgerow.wire.messages import kserve
@@ -83,7 +83,7 @@ def write_inputs(request: ModelInferRequest, values: Values, *, compat: Compat =
 
 
 def write_outputs(response: ModelInferResponse, values: Values, *, compat: Compat = None) -> None:
-    """Adds outputs to a response, as in write_inputs()."""
+    """Adds outputs to a response, as write_inputs() does."""
     check_compat(compat)
     for name, value in values.items():
         buffer = _write(response.outputs.add(), name, value, compat)
@@ -92,7 +92,7 @@ def write_outputs(response: ModelInferResponse, values: Values, *, compat: Compa
 
 
 def _write(tensor: InferTensor, name: str, value: Tensor | Array, compat: Compat) -> bytes:
-    """Describes the tensor; returns its raw buffer, or nothing where its values are typed."""
+    """Writes name, datatype and shape; returns the raw buffer, empty if the values are typed."""
     tensor.name = name
     if buffers.is_text(value):
         buffer = _write_strings(tensor, buffers.flat_strings(name, np.asarray(value)), compat)
@@ -126,7 +126,7 @@ def _write_numbers(tensor: InferTensor, name: str, value: Tensor | Array, compat
 
 
 def _contents_of(name: str, datatype: str) -> str:
-    """The field of typed contents that carries a datatype."""
+    """Returns the field of typed contents for a datatype."""
     field = dtypes.of_kserve(datatype).contents
     if field is None:
         raise DtypeError(f"{name} is {datatype}, which has no typed contents; send it raw.")

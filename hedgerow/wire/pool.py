@@ -1,6 +1,6 @@
-"""The private pool of our descriptors: a process may also hold others' messages of the same names.
+"""A private protobuf descriptor pool, so that other packages may define messages of equal names.
 
-Loads protobuf, so nothing imports it before a message is needed.
+Imports protobuf, so it is imported only when a message is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ except ImportError as error:
 
 
 def new_pool(others: Iterable[FileDescriptor] = ()) -> DescriptorPool:
-    """A pool with our files and those of others, for example for reflection of a whole server."""
+    """Returns a pool with Hedgerow's files and `others`, for example for gRPC reflection."""
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTOR_SET).file:
         pool.AddSerializedFile(file.SerializeToString())
@@ -34,12 +34,12 @@ def new_pool(others: Iterable[FileDescriptor] = ()) -> DescriptorPool:
     return pool
 
 
-POOL = new_pool()  # its classes are the only ones in use: messages of two pools do not mix
+POOL = new_pool()  # the only pool whose classes are used: messages of two pools do not mix
 
 
 @cache
 def find(file: str, name: str) -> Any:
-    """The class of a message, an enum or an enum's value, by its name in a file.
+    """Returns a message class, an enum, or the number of an enum value, by file and name.
 
     >>> find("tensor", "DT_INT64"), find("tensor", "DataType").Name(9)
     (9, 'DT_INT64')

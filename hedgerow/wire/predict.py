@@ -1,4 +1,4 @@
-"""Predict requests and responses with large tensors, read and written with one copy of each."""
+"""Predict requests and responses with large tensors, read and written with one copy per tensor."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _INT64 = dtypes.of_torch(torch.int64).number
 _FLOAT32 = dtypes.of_torch(torch.float32).number
-# The number of the element type, the shape, and where the values stand: from which byte, how many.
+# The number of the element type, the shape, and the first byte and byte length of the values.
 PlainInput = tuple[int, tuple[int, ...], int, int]
 
 
 class PlainRequest(NamedTuple):
-    """What was asked, over the request's own bytes."""
+    """A parsed Predict request whose inputs are ranges of the request's bytes."""
 
     data: bytes
     model: str
@@ -42,9 +42,9 @@ class PlainRequest(NamedTuple):
 
     @staticmethod
     def read(data: bytes) -> PlainRequest | None:
-        """None for a message that is not plain: a parser reads it, or says what is wrong.
+        """Returns the request, or None if it is not plain and the protobuf parser must read it.
 
-        The fields of a plain one are few, so it needs no screen.
+        A plain request has few fields, so check_parts() is not needed.
 
         >>> import torch
         >>> from hedgerow.wire.tensors import fill
@@ -60,15 +60,15 @@ class PlainRequest(NamedTuple):
         return None if found is None else PlainRequest(data, *found)
 
     def message(self) -> PredictRequest:
-        """The same as a parser gives it."""
+        """Returns the request as a protobuf message."""
         return from_bytes(tf_serving.PredictRequest, self.data)
 
     def array(
         self, alias: str, element: ElementType, shape: tuple[int | None, ...]
     ) -> Array | None:
-        """An input of just this type and shape, flat and read-only; None where it is another.
+        """Returns an input, flat and read-only, or None if its type or shape differs.
 
-        None in `shape` fits any size.
+        A size of None in `shape` fits any size.
         """
         if alias not in self.inputs or not element.is_plain:
             return None
@@ -80,20 +80,20 @@ class PlainRequest(NamedTuple):
             if size < 0 or (size != wanted and wanted is not None):
                 return None
             count *= size
-            reach *= size or 1  # beside a size of 0 others may be beyond all addresses
+            reach *= size or 1  # next to a size of 0 another size may be beyond any address
         if count * element.width != size_bytes or reach >= 1 << 63:
             return None
         return np.frombuffer(self.data, element.bits, size_bytes // element.width, start)
 
     def int64s(self, alias: str) -> tuple[int, int] | None:
-        """Where a vector of int64 begins, and its length; None where it is another tensor."""
+        """Returns first byte and length of an int64 vector; None if the input is anything else."""
         number, sizes, start, size_bytes = self.inputs.get(alias, (0, (), 0, 0))
         if number != _INT64 or len(sizes) != 1 or 8 * sizes[0] != size_bytes:
             return None
         return start, sizes[0]
 
     def float_rows(self, alias: str, dim: int) -> tuple[int, int] | None:
-        """Where rows of `dim` float32 begin, and how many; None where it is another tensor."""
+        """Returns first byte and number of float32 rows of `dim`; None if it is anything else."""
         number, sizes, start, size_bytes = self.inputs.get(alias, (0, (), 0, 0))
         if number != _FLOAT32 or len(sizes) != 2 or sizes[1] != dim or sizes[0] < 0:
             return None
@@ -102,14 +102,14 @@ class PlainRequest(NamedTuple):
 
 _INPUTS, _KEY_TAG, _VALUE_TAG, _CONTENT_TAG, _CLIENT = (
     varint(number << 3 | BYTES) for number in (2, 1, 2, 4, 6)
-)  # of PredictRequest, of an entry of its map, of TensorProto, and client_id, which says nothing
-_ALIGNED = 16  # as the bytes of a message lie in a server's memory: it need not copy them
+)  # of PredictRequest, of its map's entries, of TensorProto; client_id, which serves as padding
+_ALIGNED = 16  # the alignment of messages in a server's memory, so that it need not copy values
 
 
 def request_bytes(request: PredictRequest, inputs: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a request with these inputs, as raw content; those it has go first.
+    """Returns the bytes of a request with `inputs` added as raw content.
 
-    Contents begin at multiples of 16 bytes: a reader can use them where they are.
+    Contents start at multiples of 16 bytes, so that a reader can use them in place.
 
     >>> import torch
     >>> from hedgerow.wire.messages import tf_serving
@@ -133,7 +133,7 @@ def request_bytes(request: PredictRequest, inputs: Mapping[str, Tensor]) -> byte
 def fronts(
     request: PredictRequest, inputs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 ) -> list[bytes]:
-    """What stands before the content of each input in `request_bytes`, by its type and shape.
+    """Returns the bytes in front of each input's content in `request_bytes`, by dtype and shape.
 
     >>> from hedgerow.wire.messages import tf_serving
     >>> request = tf_serving.PredictRequest(model_spec={"name": "ctr"})
@@ -168,7 +168,7 @@ def fronts(
 Part = bytes | memoryview
 _OUTPUTS, _KEY, _VALUE = 1, 1, 2  # field numbers of PredictResponse and of a map's entry
 _DTYPE, _SHAPE, _DIM, _SIZE, _CONTENT = 1, 2, 2, 1, 4  # of TensorProto, its shape and its sizes
-# Typed values of these stand in the message as they stand in memory.
+# Field numbers of the types whose typed values have the same bytes in a message as in memory.
 _SAME_BYTES = {
     "float32": 5,
     "float64": 6,
@@ -183,7 +183,7 @@ _SAME_BYTES = {
 def response_bytes(
     outputs: Mapping[str, Tensor | Array], spec: bytes, *, compat: Compat = None
 ) -> bytes:
-    """The bytes that to_bytes() gives for the same message; `spec` is what spec_bytes() gave.
+    """Returns the bytes of a PredictResponse, as to_bytes() would; `spec` is from spec_bytes().
 
     >>> import torch
     >>> from hedgerow.wire.codec import from_bytes
@@ -202,7 +202,7 @@ def response_bytes(
 
 
 def raw_head(alias: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
-    """What stands before the values of an output, where these follow as one buffer.
+    """Returns the bytes in front of an output's values, which follow as one raw buffer.
 
     >>> raw_head("y", torch.float32, (1,)).hex()
     '0a130a0179120e08011204120208012204'
@@ -214,7 +214,7 @@ def raw_head(alias: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def spec_bytes(model: str, version: int, signature: str) -> bytes:
-    """The field of a response that says who answered."""
+    """Returns the response's field with the model, version and signature that answered."""
     response = tf_serving.PredictResponse()
     response.model_spec.name, response.model_spec.signature_name = model, signature
     response.model_spec.version.value = version
@@ -223,7 +223,7 @@ def spec_bytes(model: str, version: int, signature: str) -> bytes:
 
 
 def _entry(alias: str, value: Tensor | Array, compat: Compat) -> list[Part]:
-    """One output: what stands before its values, and the values."""
+    """Returns one output: the bytes in front of its values, and its values."""
     if not buffers.is_text(value):
         element, bits = buffers.flat_bits(alias, value)
         field = _CONTENT if compat is None else _SAME_BYTES.get(element.name)
@@ -234,9 +234,9 @@ def _entry(alias: str, value: Tensor | Array, compat: Compat) -> list[Part]:
     return [_before(alias, len(tensor)), tensor]
 
 
-@lru_cache(maxsize=4096)  # a server's answers have few shapes, and making this takes a while
+@lru_cache(maxsize=4096)  # a server's outputs have few shapes, and this function is slow
 def _head(alias: str, number: int, shape: tuple[int, ...], field: int, value_bytes: int) -> bytes:
-    """An output's bytes up to its values."""
+    """Returns an output's bytes up to its values."""
     dims = (varint_field(_SIZE, size) if size else b"" for size in shape)
     tensor = varint_field(_DTYPE, number)
     tensor += bytes_field(_SHAPE, b"".join(bytes_field(_DIM, dim) for dim in dims))
@@ -246,6 +246,6 @@ def _head(alias: str, number: int, shape: tuple[int, ...], field: int, value_byt
 
 
 def _before(alias: str, tensor_bytes: int) -> bytes:
-    """What stands before the tensor of an output: the map's entry with its key."""
+    """Returns the bytes in front of an output's tensor: the map entry with its key."""
     entry = bytes_field(_KEY, alias.encode()) + varint(_VALUE << 3 | BYTES) + varint(tensor_bytes)
     return varint(_OUTPUTS << 3 | BYTES) + varint(len(entry) + tensor_bytes) + entry

@@ -1,4 +1,4 @@
-"""Messages that push rows to servers: the targets, a PushRequest, its parts, and the result."""
+"""Messages that push rows to servers: ClientConfig, PushRequest, its parts, and PushResult."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIMEOUT_MS = 3000
 
 
 def config_bytes(model_name: str, replicas: Replicas) -> bytes:
-    """A refreshed configuration: addresses alone, or addresses with where each stands.
+    """Returns a new configuration's bytes; replicas are addresses, with details if a mapping.
 
     >>> config_bytes("ps_1", ["localhost:8500"]).hex()
     '0a0470735f311210686173687461626c655f61737369676e1a0e6c6f63616c686f73743a3835303020b817'
@@ -49,7 +49,7 @@ def config_bytes(model_name: str, replicas: Replicas) -> bytes:
 
 
 def read_config(data: bytes) -> ClientConfig:
-    """The configuration in these bytes; empty ones are a configuration without targets.
+    """Returns the configuration in some bytes; empty bytes mean a configuration without targets.
 
     >>> read_config(b"").timeout_in_ms
     1000
@@ -65,7 +65,7 @@ def add_rows(
     *,
     multi: bool = False,
 ) -> None:
-    """Adds a table's rows to a request; a table without rows is added too, for serving wants all.
+    """Adds a table's rows to a request. Add tables without rows too: servers expect every table.
 
     >>> from hedgerow.wire.messages import parameter_sync
     >>> request = parameter_sync.PushRequest()
@@ -82,25 +82,25 @@ def add_rows(
 
 
 def row_count(request: PushRequest) -> int:
-    """The rows that a successful push of this request updates, those of repeated names as well."""
+    """Returns the number of rows that a push of this request updates, with repeated tables."""
     return sum(len(delta.fids) for delta in tables_of(request))
 
 
 def tables_of(request: PushRequest) -> list[Delta]:
-    """The tables that are pushed: those of a multi table, or else the plain ones."""
+    """Returns the tables that are pushed: those of a multi table, else the plain ones."""
     return list(request.delta_multi_hash_tables or request.delta_hash_tables)
 
 
 def arrays_of(delta: Delta) -> tuple[Array, Array]:
-    """The fids [n] and the values [n * dim] of a table."""
+    """Returns the fids [n] and the values [n * dim] of a table."""
     fids = buffers.read_numbers(delta, "fids", "<i8", len(delta.fids))
     return fids, buffers.read_numbers(delta, "embeddings", "<f4", len(delta.embeddings))
 
 
 def to_predict(request: PushRequest, *, compat: Compat = None) -> PredictRequest:
-    """The Predict call that assigns a request's rows.
+    """Returns the Predict request that assigns the rows of a push.
 
-    Monolith's own test server reads only `compat="typed"`.
+    Monolith's test server reads only `compat="typed"`.
     """
     predict = tf_serving.PredictRequest()
     predict.model_spec.name = request.model_name
@@ -143,11 +143,11 @@ Rule = Literal["balanced", "reference"]
 def split_request(
     request: PushRequest, limit_bytes: int = LIMIT_BYTES, rule: Rule = "balanced"
 ) -> list[PushRequest]:
-    """The request itself where it is small enough, or else as many parts as it holds limits.
+    """Returns the request if it fits the limit, else parts: size / limit, rounded up.
 
-    "balanced" gives every part the same number of rows, give or take one; "reference" is
-    Monolith's rule, by which the last part takes what does not divide. A part may be a little
-    larger than the limit: names are repeated, and fids differ in length.
+    "balanced" divides the rows evenly. "reference" is Monolith's rule: all parts have the same
+    number of rows, and the last one also has the remainder. A part may be a little larger than
+    the limit, because names are repeated and fids differ in length.
 
     >>> from hedgerow.wire.messages import parameter_sync
     >>> request = parameter_sync.PushRequest(model_name="m")
@@ -180,7 +180,7 @@ def _empty_part(request: PushRequest) -> PushRequest:
 
 
 def _deal(delta: Delta, shares: list[Delta], rule: Rule) -> None:
-    """Gives each share its rows of a table."""
+    """Copies each part's rows of a table."""
     fids, values = arrays_of(delta)
     width = values.size // len(fids) if len(fids) else 0
     if values.size != width * len(fids):
@@ -199,7 +199,7 @@ def _deal(delta: Delta, shares: list[Delta], rule: Rule) -> None:
 
 
 def _rows(rows: int, place: int, parts: int, rule: Rule) -> tuple[int, int]:
-    """The rows of one part, from and to."""
+    """Returns the first row of one part, and the row after its last."""
     if rule == "balanced":
         return rows * place // parts, rows * (place + 1) // parts
     each = rows // parts
@@ -207,7 +207,7 @@ def _rows(rows: int, place: int, parts: int, rule: Rule) -> tuple[int, int]:
 
 
 def result_json(result: PushResult) -> str:
-    """JSON with the names of the .proto file and every field that is set, zeros as well.
+    """Returns JSON with the names of the .proto file, and every field that is set, even to zero.
 
     >>> from hedgerow.wire.messages import parameter_sync
     >>> result_json(parameter_sync.PushResult())

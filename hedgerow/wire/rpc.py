@@ -1,4 +1,4 @@
-"""gRPC with plain bytes: services, connections, servers, and errors as a code and a text."""
+"""gRPC on plain bytes: services, connections, servers, and errors as a code and a text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AGENT_SERVICE = "monolith.serving.agent_service.AgentService"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One call of a service: all of ours send one message and get one."""
+    """A method of a service, with one request message and one response message."""
 
     path: str
     request: type[Message]
@@ -30,7 +30,7 @@ class Method:
 
 
 def methods(service: str) -> dict[str, Method]:
-    """The methods of a service by name.
+    """Returns the methods of a service by name.
 
     >>> methods(MODEL_SERVICE)["GetModelStatus"].path
     '/tensorflow.serving.ModelService/GetModelStatus'
@@ -50,35 +50,35 @@ def methods(service: str) -> dict[str, Method]:
 
 
 Behaviour = Callable[[bytes, Any], bytes]
-"""What a method does with a message's bytes; the second argument is gRPC's context."""
+"""Returns the answer's bytes for a message's bytes; the second argument is gRPC's context."""
 
 Coded = Callable[[Exception], tuple[str, str]]
-"""The code and the text of an error, as the other side gets them."""
+"""Returns the code and the text of an error, as the peer receives them."""
 
 _Options = Iterable[tuple[str, int]]
 
 
 class TlsCredentials(Protocol):
-    """PEM texts: whom to trust, and who one is. `serving.channels.ClientTls` is one."""
+    """TLS certificates as PEM text, for example a `serving.channels.ClientTls`."""
 
     @property
     def ca(self) -> bytes | None:
-        """Certificates to trust; gRPC's own if None."""
+        """The certificates to trust; None means gRPC's default."""
         ...
 
     @property
     def certificate(self) -> bytes | None:
-        """The own certificate, if the other side asks for one."""
+        """This side's certificate, for peers that require one."""
         ...
 
     @property
     def key(self) -> bytes | None:
-        """Its key."""
+        """The key of `certificate`."""
         ...
 
 
 class CallError(HedgerowError):
-    """A call without an answer, with the code that gRPC gave it.
+    """A call that failed, with gRPC's code.
 
     >>> CallError("UNAVAILABLE", "nobody is there").code
     'UNAVAILABLE'
@@ -90,7 +90,7 @@ class CallError(HedgerowError):
 
 
 def grpc_library() -> Any:
-    """The module grpc, or an error that names the extra."""
+    """Returns the module grpc; raises an error that names the extra if it is missing."""
     try:
         import grpc
     except ImportError as error:
@@ -104,11 +104,11 @@ def grpc_library() -> Any:
 
 
 class GrpcConnection:
-    """A connection to one address, made when it is first needed; threads may share it."""
+    """A connection to one address, opened on first use. Safe to use from many threads."""
 
     def __init__(self, address: str, trust: TlsCredentials | None, options: _Options) -> None:
         grpc = grpc_library()
-        # A message may be of any size; what a server takes is the server's decision.
+        # The client does not limit messages; the server has its own limit.
         unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         chosen = [*unlimited, *options]
         if trust is None:
@@ -119,22 +119,22 @@ class GrpcConnection:
         self._calls: dict[str, Any] = {}
 
     def begin(self, path: str, data: bytes, timeout_s: float | None, metadata: Any = None) -> Any:
-        """Sends a message; a future of the answer's bytes, which answer_of() reads."""
+        """Sends a message; returns a future for answer_of()."""
         call = self._calls.get(path)
         if call is None:
             call = self._calls.setdefault(path, self._channel.unary_unary(path))
         try:
             return call.future(data, timeout=timeout_s, metadata=metadata)
-        except ValueError as error:  # grpcio's word for a channel that was closed
+        except ValueError as error:  # grpcio raises it for a closed channel
             raise CallError("CANCELLED", str(error)) from error
 
     def close(self) -> None:
-        """Ends the connection; calls under way fail with CANCELLED."""
+        """Closes the connection; calls in flight fail with CANCELLED."""
         self._channel.close()
 
 
 def answer_of(future: Any) -> bytes:
-    """Waits for a call; its answer, or CallError with the code and the text of the other side."""
+    """Waits for a call; returns its answer, or raises CallError with the server's code and text."""
     error = future.exception()
     if error is not None:
         raise CallError(error.code().name, str(error.details() or error)) from error
@@ -147,18 +147,18 @@ def answer_of(future: Any) -> bytes:
 def new_server(
     pool: Executor, message_bytes: int, *, requests: int | None = None, options: _Options = ()
 ) -> Any:
-    """A gRPC server without services and addresses; at most `requests` calls at a time."""
+    """Returns a gRPC server without services and addresses; `requests` limits calls in flight."""
     chosen = [
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
-        ("grpc.so_reuseport", 0),  # two servers on one port would share its requests unseen
+        ("grpc.so_reuseport", 0),  # else two servers on one port would silently share requests
         *options,
     ]
     return grpc_library().server(pool, options=chosen, maximum_concurrent_rpcs=requests)
 
 
 def listen(server: Any, address: str, credentials: Any = None) -> str:
-    """Binds a server; the address with the port in use."""
+    """Binds a server to an address; returns the address with the actual port."""
     try:
         if credentials is None:
             port = server.add_insecure_port(address)
@@ -175,7 +175,7 @@ def listen(server: Any, address: str, credentials: Any = None) -> str:
 
 
 def service_handler(service: str, behaviours: Mapping[str, Behaviour], coded: Coded) -> Any:
-    """What grpcio calls for the methods of a service; an error ends a call with its code."""
+    """Returns grpcio's handler of a service; an exception ends a call with its code."""
     grpc = grpc_library()
     found = {
         name: grpc.unary_unary_rpc_method_handler(_answering(behaviour, coded))
@@ -185,7 +185,7 @@ def service_handler(service: str, behaviours: Mapping[str, Behaviour], coded: Co
 
 
 def plain_code(error: Exception) -> tuple[str, str]:
-    """The code and the text of an error: what we refuse is the caller's mistake, else ours."""
+    """Returns the code and text of an error: HedgerowErrors are the caller's fault; logs others."""
     if isinstance(error, HedgerowError):
         return "INVALID_ARGUMENT", str(error)
     logging.getLogger("hedgerow").error("a call failed", exc_info=error)
@@ -204,6 +204,6 @@ def _answering(behaviour: Behaviour, coded: Coded) -> Behaviour:
 
 
 def abort(context: Any, code: str, text: str) -> NoReturn:
-    """Ends a call with a code."""
+    """Ends a call with a code and a text; always raises."""
     context.abort(grpc_library().StatusCode[code], text)
     raise AssertionError("abort() always raises")

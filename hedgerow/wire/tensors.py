@@ -1,4 +1,4 @@
-"""Tensors to TensorProto messages and back, in both forms: raw content and typed values."""
+"""Converts tensors to TensorProto messages and back, as raw content or as typed values."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Compat = Literal["typed"] | None
 def to_message(
     value: Tensor | Array, *, compat: Compat = None, name: str = "tensor"
 ) -> TensorProto:
-    """A message with a tensor or an array; strings are arrays of str or bytes.
+    """Returns a message with a tensor or an array; strings are arrays of str or bytes.
 
-    Numbers travel as one buffer. `compat="typed"` writes typed values instead, which every reader
-    takes; some read nothing else.
+    Numbers are written as one raw buffer. `compat="typed"` writes typed values, which every
+    reader accepts; some readers accept nothing else.
 
     >>> import torch
     >>> to_message(torch.tensor([1.0, 2.0])).tensor_content.hex()
@@ -41,7 +41,7 @@ def to_message(
 def fill(
     message: TensorProto, value: Tensor | Array, *, compat: Compat = None, name: str = "tensor"
 ) -> None:
-    """Writes a tensor into an empty message, as to_message(): one copy less inside a request.
+    """Writes a tensor into an empty message in place, with one copy less than to_message().
 
     >>> import torch
     >>> from hedgerow.wire.messages import tf_serving
@@ -51,7 +51,7 @@ def fill(
     tensor([7])
     """
     check_compat(compat)
-    message.tensor_shape.SetInParent()  # a scalar's shape is there, and empty
+    message.tensor_shape.SetInParent()  # a scalar has a shape, which is empty
     if buffers.is_text(value):
         message.dtype = dtypes.STRING  # type: ignore[assignment]
         message.string_val.extend(buffers.flat_strings(name, value))  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def fill(
 
 
 def check_compat(compat: Compat) -> None:
-    """`compat` is a form that can be written."""
+    """Raises unless `compat` is None or "typed"."""
     if compat not in (None, "typed"):
         raise InputError(f"compat is {compat!r}; it must be None or 'typed'.")
 
@@ -81,7 +81,7 @@ def _write_numbers(message: TensorProto, name: str, value: Tensor | Array, compa
 
 
 def to_torch(message: TensorProto, *, name: str = "tensor") -> Tensor:
-    """The tensor in a message, over the message's own bytes where they are large.
+    """Returns the tensor in a message; a large one is a view of the message's bytes.
 
     >>> import torch
     >>> to_torch(to_message(torch.tensor([[1, 2]])))
@@ -93,7 +93,7 @@ def to_torch(message: TensorProto, *, name: str = "tensor") -> Tensor:
 
 
 def to_numpy(message: TensorProto, *, name: str = "tensor") -> Array:
-    """The array in a message, read-only where it is a view of bytes; strings as bytes objects.
+    """Returns the array in a message, read-only if it is a view; strings as bytes objects.
 
     >>> import numpy as np
     >>> to_numpy(to_message(np.array(["é"], dtype=object)))
@@ -105,7 +105,7 @@ def to_numpy(message: TensorProto, *, name: str = "tensor") -> Array:
 
 
 def to_value(message: TensorProto, *, name: str = "tensor") -> Tensor | Array:
-    """A torch tensor of numbers, or a numpy array of bytes objects."""
+    """Returns a torch tensor of numbers, or a numpy array of bytes objects."""
     if message.dtype == dtypes.STRING:
         return _strings(message, name)
     return buffers.as_torch(*_numbers(message, name))
@@ -131,7 +131,7 @@ def _numbers(message: TensorProto, name: str) -> tuple[ElementType, Array, tuple
 
 
 def _typed(message: TensorProto, element: ElementType, count: int) -> Array:
-    """At most `count` elements from the typed values; a value too wide loses its upper bits."""
+    """Returns at most `count` elements of the typed values; values are truncated to the dtype."""
     if element.field == "float8_val":
         return np.frombuffer(message.float8_val, dtype="u1")[:count]
     if element.parts == 2:
@@ -145,7 +145,7 @@ def _typed(message: TensorProto, element: ElementType, count: int) -> Array:
 
 
 def _fill(name: str, values: Array, shape: tuple[int, ...], count: int) -> Array:
-    """The values with the last one repeated to `count`; zeros where there is none."""
+    """Returns the values padded to `count` with the last value, or with zeros if there is none."""
     missing = count - values.size
     if not missing:
         return values
@@ -155,7 +155,7 @@ def _fill(name: str, values: Array, shape: tuple[int, ...], count: int) -> Array
 
 
 def _strings(message: TensorProto, name: str) -> Array:
-    shape, count = _shape(message, name, 8)  # a pointer for each
+    shape, count = _shape(message, name, 8)  # 8 bytes: the size of a pointer
     if message.tensor_content:
         raise InputError(f"{name} has strings in tensor_content; send them in string_val.")
     items = list(message.string_val[:count])

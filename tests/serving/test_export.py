@@ -206,7 +206,7 @@ def test_a_model_without_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda r: {**r, "user": r["user"][:-1]}, "user_lengths speaks of"),
+        (lambda r: {**r, "user": r["user"][:-1]}, "user_lengths is for"),
         (lambda r: {**r, "user_lengths": -r["user_lengths"]}, "lengths must lie in 0"),
         (lambda r: {**r, "dense": r["dense"][:-1]}, "differ in their number of samples"),
         (lambda r: {**r, "dense": r["dense"].double()}, "it must be float32"),
