@@ -340,7 +340,7 @@ class Recovery:
         self._segment = 1
 
     def from_checkpoint(self) -> Recovered:
-        """Loads the newest checkpoint: this server's own, or one of all servers with a higher step."""
+        """Loads the newest checkpoint: the server's own, or a later one of all servers."""
         make_folder(self._folder)
         if segments(self._folder):
             raise ConfigError(
