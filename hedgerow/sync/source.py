@@ -191,7 +191,10 @@ class HostSource:
         return SourceRows(*rows_present(self._live[table], ids, self._step()))
 
     def message(self, shares: Sequence[TableShare]) -> bytes | None:
-        """Returns ids and current rows as bytes; None if a row does not exist or a table is tiered."""
+        """Returns ids and current rows as bytes, or None.
+
+        None means that a row does not exist or a table is tiered.
+        """
         live = [self._live[share.table] for share in shares]
         if not all(isinstance(table, HostTable) for table in live):
             return None

@@ -181,7 +181,7 @@ class Target:
         self._thread.join()
 
     def _of_source(self, source: int, found_by: Pass) -> list[Stream]:
-        """Returns the streams of a source, and records the pass for streams that are created later."""
+        """Returns the streams of a source. Streams that are created later use the recorded pass."""
         with self._lock:
             self._last[source] = found_by
             return [one for (_, place), one in self._streams.items() if place == source]
@@ -322,7 +322,10 @@ class Target:
 
 
 def _pause_s(failures: int) -> float:
-    """Returns a random pause that grows with each failure, so that publishers do not retry together."""
+    """Returns a random pause that grows with each failure.
+
+    Because it is random, publishers do not retry at the same moment.
+    """
     longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
     # The process's own generator is left unchanged, because the user may have seeded it.
     return longest * random.SystemRandom().uniform(0.5, 1.0)

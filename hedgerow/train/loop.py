@@ -390,7 +390,7 @@ class Trainer:
         }
 
     def _rows(self) -> int:
-        """Returns the rows of all ranks, or those of all servers, which only the first worker asks."""
+        """Returns the rows of all ranks, or of all servers, which only the first worker asks."""
         on_servers = any(one.servers is not None for one in self._collections)
         counted = self._collections if self._ranks.is_first or not on_servers else ()
         return self._ranks.total(sum(sum(one.row_counts().values()) for one in counted))

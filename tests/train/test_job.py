@@ -319,7 +319,7 @@ def test_paths_are_relative_to_the_file_and_may_be_patterns(tmp_path: Path) -> N
     assert parts.total_steps == 5
     assert parts.test is not None
     assert sum(batch.samples for batch in parts.test) == 10
-    with pytest.raises(FileMissingError, match="no file fits"):
+    with pytest.raises(FileMissingError, match="no file matches"):
         build(read_job(_written(tmp_path, text.replace("day-*", "week-*"))))
 
 
