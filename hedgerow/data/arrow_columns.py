@@ -123,7 +123,7 @@ def check_schema(schema: Any, columns: ColumnRoles, file: str) -> None:
         if not (_is_number(kind) or is_filled or (name in columns.dense and _is_time(kind))):
             raise DtypeError(
                 f"{file}: column {name!r} holds {kind}; dense columns, labels and weights hold "
-                f"one number a sample, dense columns also timestamps and dates. Convert it, or "
+                f"one number per sample, dense columns also timestamps and dates. Convert it, or "
                 f"read it as a feature."
             )
 
@@ -173,7 +173,7 @@ def _check_feature(name: str, kind: Any, file: str) -> None:
         return
     raise DtypeError(
         f"{file}: column {name!r} holds {kind}; a feature holds whole numbers or strings, one or a "
-        f"list a sample, or one timestamp or date. Convert it, or read it as a dense column."
+        f"list per sample, or one timestamp or date. Convert it, or read it as a dense column."
     )
 
 
@@ -227,8 +227,8 @@ def _plain_numbers(name: str, column: Any, columns: ColumnRoles, file: str, firs
         fix = "Correct the row, or leave it out."
         if (value is None or value != value) and name != columns.label:
             fix = (
-                f"Give the value that takes the place of nulls and NaN: fill={{{name!r}: 0.0}}, in "
-                f"a job `fill = {{{_toml_key(name)} = 0.0}}` in [data]; or leave the row out."
+                f"Give a value that replaces nulls and NaN: fill={{{name!r}: 0.0}}, in a job "
+                f"`fill = {{{_toml_key(name)} = 0.0}}` in [data]; or leave the row out."
             )
         is_label = name == columns.label and np.isfinite(values[at])
         error = InputError if is_label else NotFiniteError

@@ -62,7 +62,7 @@ class Batch:
         return len(self.labels)
 
     def part(self, start: int, stop: int) -> Batch:
-        """Returns the samples from `start` to before `stop`: for example, the share of a process."""
+        """Returns the samples from `start` to before `stop`, such as the share of a process."""
         ids = self.ids.part(start, stop) if self.ids.names else self.ids
         weights = None if self.weights is None else self.weights[start:stop]
         keys = None if self.keys is None else self.keys.slice(start, stop - start)
@@ -242,7 +242,7 @@ class BatchSource(IterableDataset[Batch]):
         if _whole.get():
             if told is not None and told.count > 1:
                 raise StateError(
-                    f"this source was told to read part {told.rank} of {told.count} of every "
+                    f"this source was set to read part {told.rank} of {told.count} of every "
                     f"batch, and its reader divides whole batches itself; call share(0, 1)."
                 )
             return JobRank()
@@ -255,8 +255,8 @@ class BatchSource(IterableDataset[Batch]):
             return here if here.count > 1 else told
         if here.count > 1:
             raise StateError(
-                f"this source is read on rank {here.rank} of {here.count} and was not told of "
-                f"ranks: every rank would train on the same samples. Call source.share() to read "
+                f"this source is read on rank {here.rank} of {here.count} without source.share(): "
+                f"every rank would train on the same samples. Call source.share() to read "
                 f"this rank's part of every batch, or source.share(0, 1) to read all of it here."
             )
         return here

@@ -218,8 +218,8 @@ def fitted_popularities(tables: int, rows: int, draws: int) -> list[Popularity]:
     least = int((others + np.ceil(seldom / _SELDOM_RATE) + 1).max())
     if rows < least:
         raise InputError(
-            f"rows is {rows}; {tables} tables of {draws} draws a batch need at least {least} ids "
-            f"each to repeat as the profile says."
+            f"rows is {rows}; {tables} tables with {draws} draws per batch need at least {least} "
+            f"ids each to follow the profile."
         )
     return [
         Popularity(
@@ -273,7 +273,7 @@ class ClickFeature:
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most or not self.most:
             raise ConfigError(
-                f"feature {self.name!r} has {self.least} to {self.most} ids a sample; the least "
+                f"feature {self.name!r} has {self.least} to {self.most} ids per sample; the least "
                 f"must not be above the most, which must be at least 1."
             )
 
@@ -367,7 +367,7 @@ class SyntheticClicks(BatchSource):
         if state["step"] > self._steps:
             raise InputError(
                 f"the position is step {state['step']} of {self._steps}; make the source with "
-                f"at least so many steps."
+                f"at least that many steps."
             )
         self._step = int(state["step"])
 

@@ -71,7 +71,7 @@ def payloads(source: ByteSource, name: str) -> Iterator[tuple[int, bytes]]:
         body = source.read(length + _CRC.size)
         if len(body) < length + _CRC.size:
             raise _damaged(
-                name, at, f"the file ends {length + _CRC.size - len(body)} bytes before the record"
+                name, at, f"the file ends {length + _CRC.size - len(body)} bytes too early"
             )
         payload = body[:length]
         if masked_crc(payload) != _CRC.unpack_from(body, length)[0]:

@@ -287,7 +287,7 @@ def _step(order: Order) -> int:
 def _mark(order: Order) -> str:
     mark = order.get("mark")
     if not isinstance(mark, str) or not is_mark(mark):
-        raise FrameError(f"an order whose mark is {mark!r:.100}, which no save has.")
+        raise FrameError(f"an order whose mark is {mark!r:.100}, which is not valid.")
     return mark
 
 

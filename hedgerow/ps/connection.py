@@ -104,7 +104,7 @@ class Handshakes:
         if self._was_accepted:
             unknown = "; it says that it does not know this client's key" * self._is_unknown
             return (
-                f"it accepted this client before, and since then {self._failed} greetings failed: "
+                f"it accepted this client before, and {self._failed} handshakes failed since then: "
                 f"the network cuts connections, or the server was restarted, perhaps with other "
                 f"keys{unknown}"
             )
@@ -116,10 +116,11 @@ class Handshakes:
         if self._last is TransportEvent.REFUSED:
             return "it refuses this client: the keys do not fit; only one side has keys"
         if not self.refused:
-            return f"{self._failed} greetings in a row were broken off"
+            return f"{self._failed} handshakes in a row were broken off"
         return (
-            f"it broke off {self._failed} greetings in a row: the keys do not fit (server.pub here "
-            f"is not the server's, or only one side has keys), or the network cuts every connection"
+            f"it broke off {self._failed} handshakes in a row: the keys do not fit (server.pub is "
+            f"not that of the server, or only one side has keys), or the network cuts every "
+            f"connection"
         )
 
     @property
@@ -181,10 +182,10 @@ class SilenceLog:
 
 def _what_next(pending: PendingRequest, now: float) -> str:
     if math.isinf(pending.limit_s):
-        return "It is asked again for as long as it takes."
+        return "The request is repeated without a limit."
     return (
-        f"It is asked again until {_at(pending.limit_s - now)}; if it comes back by then, the "
-        f"request goes on and is done once, otherwise it is given up with DeadlineError."
+        f"The request is repeated until {_at(pending.limit_s - now)} and executed once; after that "
+        f"it fails with DeadlineError."
     )
 
 
@@ -206,8 +207,8 @@ _LONGEST_GAP = 4  # longest time between two sends of a request, in multiples of
 _SILENT_GAPS, _LEAST_SILENT_S = 10, 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5  # before a request to a busy server is sent again
 _HOW_TO_GO_ON = (
-    " Do not repeat the call, which could do it twice: go on with the next batch, so that at most "
-    "this write is missing, or load a checkpoint on all servers and go on from there."
+    " Do not repeat the call, because the write could be applied twice: go on with the next batch, "
+    "where at most this write is missing, or load a checkpoint on all servers and go on from it."
 )
 _NOT_THIS_ONE = ", but this one is or may be in the checkpoint: do not repeat it"
 

@@ -370,7 +370,7 @@ def wire_code(dtype: torch.dtype) -> int:
     2
     """
     if dtype not in WIRES:
-        raise InputError(f"wire is {dtype}; rows travel as {', '.join(map(str, WIRES))}.")
+        raise InputError(f"wire is {dtype}; it must be one of {', '.join(map(str, WIRES))}.")
     return WIRES.index(dtype)
 
 
@@ -383,7 +383,7 @@ def tensor_over(frame: Buffer, dtype: torch.dtype, count: int, what: str) -> Ten
     kind = _NUMPY[dtype]
     view = memoryview(frame)
     if view.nbytes != count * kind.itemsize:
-        raise FrameError(f"{view.nbytes} bytes of {what}; {count} values have other lengths.")
+        raise FrameError(f"{view.nbytes} bytes of {what}; {count} values have another length.")
     array = np.frombuffer(view, kind)
     if not array.flags.behaved:  # aligned and writable, as torch requires
         array = array.copy()
@@ -495,7 +495,7 @@ def difference(ours: MultiConfig, theirs: MultiConfig) -> str:
     "table 'item': segments[0].optimizer.lr is 1.0 on the server and 2.0 here"
     """
     if ours.names != theirs.names:
-        return f"the server has tables {list(ours.names)}, and here are {list(theirs.names)}"
+        return f"the server has tables {list(ours.names)}, and the client {list(theirs.names)}"
     for name, mine, other in zip(ours.names, ours.configs, theirs.configs, strict=True):
         pair = (dataclasses.replace(one, slot_key=None).to_dict() for one in (mine, other))
         found = _difference("", *pair)

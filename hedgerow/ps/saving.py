@@ -45,8 +45,8 @@ def save_servers(
     orders = _Orders(Verb.SAVE, shards, deadline_s, path, router)
     folder, mark = local_path(path).absolute(), ""
     try:
-        # Server 0 holds the folder, from here to its `close`. The others are asked after it, so
-        # that a save that is refused does not disturb the one that holds it.
+        # Server 0 locks the folder from here until its `close`. The other servers are asked after
+        # it, so that a refused save does not disturb the save that holds the lock.
         told = [orders.one(0, "open", overwrite=overwrite)]
         mark = told[0]["mark"]
         with orders.kept_alive():

@@ -261,8 +261,8 @@ class TableService:
         found = difference(self._store.config, config)
         if found:
             raise ConfigError(
-                f"the tables of this server are other ones: {found}. Give every client the same "
-                f"tables, or start the servers anew."
+                f"the tables of this server are different: {found}. Give every client the same "
+                f"tables, or restart the servers."
             )
 
     def describe(self) -> dict[str, object]:

@@ -104,7 +104,7 @@ class ReplyAddress:
             start = self.at
             spans = spans_of(lengths, start)
             if spans[-1].stop > len(self.memory):
-                raise FrameError(f"an answer of {sum(lengths)} bytes; its client has less room.")
+                raise FrameError(f"an answer of {sum(lengths)} bytes; its client shares fewer.")
             for span, view in zip(spans, views, strict=True):
                 self.memory[span] = view
             self.at = end_of(spans)

@@ -152,7 +152,7 @@ class HostSource:
     ) -> None:
         alone = Router("hash_roundrobin", 1)
         if routers is None and shards != 1:
-            raise InputError(f"shard {shard} of {shards} without routers; say who owns which key.")
+            raise InputError(f"shard {shard} of {shards} without routers; pass routers=.")
         self.shard, self.shards = shard, shards
         self.incarnation, self.lost_rows = secrets.token_hex(8), False
         self._step = step

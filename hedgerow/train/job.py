@@ -76,7 +76,7 @@ class ModelJob(SectionVariant):
             check_names("feature", table.features, known, at.key("features"))
             for feature in table.features:
                 if feature in taken:
-                    at.refuse(f"feature {feature!r} is of table {taken[feature]!r} already.")
+                    at.refuse(f"feature {feature!r} belongs to table {taken[feature]!r} already.")
                 taken[feature] = name
             if table.dim not in (None, self.dim) and not self.may_differ:
                 at.key("dim").refuse(

@@ -183,7 +183,7 @@ class LoopSchedule:
         for name in ("early_stop", "eval_every"):
             if getattr(self, name) and not there:
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)}, and there is no test data to look at; give "
+                    f"{name} is {getattr(self, name)}, and there is no test data; give "
                     f"some, or leave {name} out."
                 )
 

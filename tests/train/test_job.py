@@ -202,7 +202,7 @@ def test_tables_of_other_dims_are_for_two_towers_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"a": {"features": ["item"]}, "b": {"features": ["item"]}}, "of table 'a' already"),
+        ({"a": {"features": ["item"]}, "b": {"features": ["item"]}}, "to table 'a' already"),
         ({"item": {"features": ["item"]}}, "lacks 'history', whose table by default is this one"),
         ({"city": {}}, "no feature has this name"),
     ],
