@@ -136,8 +136,8 @@ def criteo(
 ) -> TableStream:
     """Returns batches of text files (also .gz) of lines `label I1 .. I13 C1 .. C26`, tab separated.
 
-    A number x becomes log(1 + max(x, 0)), and a missing one 0. A string x of C7 becomes `id64(x,
-    "C7")`. An empty string gives a sample without ids.
+    A string x of C7 becomes `id64(x, "C7")`; an empty string gives a sample without ids. A number x
+    becomes log(1 + max(x, 0)), and a missing one 0.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "day.txt"

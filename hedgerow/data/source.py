@@ -180,15 +180,13 @@ class BatchSource(IterableDataset[Batch]):
     def share(
         self, rank: int | None = None, of: int | None = None, *, workers: int | None = None
     ) -> Self:
-        """Makes the source yield part `rank` of `of` equal parts of every batch.
-
-        Returns the source.
+        """Selects part `rank` of `of` equal parts of every batch, and returns the source.
 
         Without `rank` and `of`, it uses those of this process in its job; outside a job it yields
         whole batches. The parts of all ranks together are the batch, and their sizes differ by at
         most one sample. `share(0, 1)` yields whole batches on every rank.
 
-        `workers` is the `num_workers` of a DataLoader. Worker `w` then yields the batches w, w +
+        `workers` is the `num_workers` of a DataLoader. Worker w then yields the batches w, w +
         workers and so on, so the DataLoader yields every batch once and in order.
 
         >>> import hedgerow as hr
@@ -286,10 +284,7 @@ class BatchSource(IterableDataset[Batch]):
 
 
 def _one_batch(batches: list[Batch], *, collate_fn_map: Any = None) -> Batch:
-    """Returns the batch for a DataLoader that collates single batches.
-
-    This is a DataLoader that was not given `batch_size=None`.
-    """
+    """Returns the single batch that a DataLoader without `batch_size=None` collates."""
     if len(batches) != 1:
         raise InputError(
             f"a DataLoader collects {len(batches)} batches of a source of batches into one. Give "

@@ -546,8 +546,7 @@ class ServerConnection:
     def _refuse_all(self) -> None:
         """Fails the requests to a server that has never accepted this client.
 
-        Requests without a deadline wait on. Requests that were sent over a Unix socket are kept,
-        too.
+        Requests without a deadline, and requests that were sent over a Unix socket, keep waiting.
         """
         why = f"{self.where}: {self._handshakes.complaint}. Nothing was sent."
         for pending in list(self._in_flight.values()):

@@ -36,7 +36,7 @@ class ConsumerGoneError(StateError):
 
 
 class LogError(HedgerowError, OSError):
-    """The log of a server cannot be written or read. The rejected write was not applied."""
+    """The log of a server cannot be written or read. A write that raises it was not accepted."""
 
 
 class RolledBackError(StateError):

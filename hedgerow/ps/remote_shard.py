@@ -127,9 +127,7 @@ class RemoteShard:
 
     @property
     def counters(self) -> Counters:
-        """Counts of irregular events: requests sent again, late answers, busy servers, lookups of
-        zeros.
-        """
+        """Counters of irregular events, such as repeated requests, late answers, busy servers."""
         return self.connection.counters
 
     def close(self) -> None:

@@ -285,7 +285,8 @@ class RequestScheduler:
     def is_free(self, client: int, incarnation: int) -> bool:
         """Whether a small read of a client can run now.
 
-        False if the client knows an older incarnation, or if it has writes in progress.
+        False without tables, if the client has writes in progress, or if it must be told of a
+        rollback.
         """
         if self._is_from_before(incarnation) or not self.service.is_open:
             return False

@@ -214,9 +214,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Given:
-    """Gradients of some keys of one lookup, with the routing of these keys and the shares of the
-    lookup.
-    """
+    """Gradients of some keys of one lookup, with the routing and the shares of the lookup."""
 
     packed: RoutedKeys
     grads: Tensor
@@ -460,9 +458,7 @@ class ServerTables(DistributedStore):
         per_occurrence: bool = False,
         policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """Applies one optimizer step per table and distinct id, using the summed gradient of this
-        call.
-        """
+        """Applies one optimizer step per table and distinct id, using the summed gradient."""
         keys = as_keys(at.keys if isinstance(at, Lookup) else at, len(self.names))
         flat = self._flat("grads", grads, keys)
         if counts is not None:

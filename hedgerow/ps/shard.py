@@ -64,8 +64,9 @@ class Shard(Protocol):
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> PendingAnswer[Lookup]:
-        """Reads the rows of `keys`, into `out` if given. `out` must not be read before the answer
-        arrives.
+        """Reads the rows of `keys`, into `out` if given.
+
+        `out` must not be read before the answer arrives.
         """
         ...
 
@@ -420,8 +421,9 @@ class ShardView:
         return TableKeys(keys.ids, (0, *accumulate(sizes.values())))
 
     def _rates(self, rates: Sequence[Rate]) -> list[Rate]:
-        """Returns rates for all tables of the shard; those of tables outside this view are unused
-        zeros.
+        """Returns rates for all tables of the shard.
+
+        Tables outside this view get 0, which is not used.
         """
         given, every = iter(rates), list[Rate]()
         for k, (start, stop) in enumerate(pairwise(self._segments)):

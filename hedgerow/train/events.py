@@ -111,10 +111,7 @@ class TensorBoard:
             raise
 
     def write(self, event: Event) -> None:
-        """Appends the numbers of the event.
-
-        Texts, "step", "samples" and "seconds" are no scalars.
-        """
+        """Appends the numbers of the event, except "step", "samples" and "seconds". Skips texts."""
         values = b"".join(
             bytes_field(_VALUE, _scalar(f"{event['kind']}/{name}", value))
             for name, value in event.items()

@@ -97,7 +97,7 @@ class MovieLensData(DataJob):
     def check(self, place: ConfigPlace) -> None:
         """Raises if a feature is unknown or repeated.
 
-        The rating is no feature, as it gives the label.
+        The rating is not allowed: it implies the label.
         """
         check_names("feature", self.features, FEATURES, place.key("features"))
         if not self.features or len(set(self.features)) != len(self.features):
@@ -120,10 +120,7 @@ class MovieLensData(DataJob):
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticData(DataJob):
-    """Samples of a known truth.
-
-    An epoch has `steps` batches; the test samples are different ones.
-    """
+    """Samples of a known truth. Training and test samples differ."""
 
     steps: Size | None = None
     test_steps: Size | None = None
