@@ -1,6 +1,7 @@
-"""Sources of batches: synthetic clicks, MovieLens-100K, and files of several forms.
+"""Sources of batches: synthetic clicks, MovieLens-100K, and files of several formats.
 
-The door `hr.data`. Nothing here loads more than torch; readers load pyarrow when they read.
+Users import this package as `hr.data`. Importing it loads only torch; readers import pyarrow when
+they read.
 """
 
 from __future__ import annotations

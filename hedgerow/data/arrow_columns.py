@@ -1,4 +1,4 @@
-"""Columns of Arrow tables as batches: which column is what, checks that name the file."""
+"""Columns of Arrow tables as batches: the roles of columns, and checks that name the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from .source import Batch
 
 
 def hash_text(strings: Any, field: str) -> NDArray[np.int64]:
-    """`id64(value, field)` of every value of an Arrow array of strings or bytes, without nulls.
+    """Returns `id64(value, field)` of each value of an Arrow array.
+
+    The array holds strings or bytes, without nulls.
 
     >>> import pyarrow as pa
     >>> hash_text(pa.array(["Zürich"]), "city").tolist()
@@ -47,13 +49,13 @@ def hash_text(strings: Any, field: str) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnRoles:
-    """Which columns are read, and as what.
+    """The columns that are read, and the role of each.
 
     Strings become `id64(value, field=column)`. Features that share a table need one field:
-    `fields={"history": "item"}` hashes the strings of `history` as those of `item`. `fill` has the
-    values that take the place of nulls and NaN in dense columns and weights. Labels outside
-    `label_bounds` are refused. `keys` are columns of any type that are not learned from; batches
-    carry them as `keys`.
+    `fields={"history": "item"}` hashes the strings of `history` like those of `item`. `fill` holds
+    the values that replace nulls and NaN in dense columns and weights. Labels outside
+    `label_bounds` raise an error. `keys` are columns of any type that are not used for training;
+    batches have them as `keys`.
 
     >>> ColumnRoles(features=["user", "item"], label="clicked").names()
     ('user', 'item', 'clicked')
@@ -89,25 +91,25 @@ class ColumnRoles:
             checks.setting("Columns", f"fill[{name!r}]", value)
 
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """Returns all columns except the keys."""
         rest = [name for name in (self.label, self.weight) if name is not None]
         return (*self.features, *self.dense, *rest)
 
     def numbers(self) -> tuple[str, ...]:
-        """Those that hold one number a sample."""
+        """Returns the columns that hold one number per sample."""
         return self.names()[len(self.features) :]
 
     def read(self) -> list[str]:
-        """The columns of a file that are needed, keys included, each once."""
+        """Returns the columns to read from a file, with the keys and without repetition."""
         return list(dict.fromkeys((*self.names(), *self.keys)))
 
     def field_of(self, feature: str) -> str:
-        """What its strings are hashed with."""
+        """Returns the field that strings of a feature are hashed with."""
         return self.fields.get(feature, feature)
 
 
 def check_schema(schema: Any, columns: ColumnRoles, file: str) -> None:
-    """The file has all columns, of types that can be read."""
+    """Raises unless the file has all columns, with types that can be read."""
     from pyarrow.types import is_null
 
     for name in columns.read():
@@ -117,11 +119,11 @@ def check_schema(schema: Any, columns: ColumnRoles, file: str) -> None:
         _check_feature(name, schema.field(name).type, file)
     for name in columns.numbers():
         kind = schema.field(name).type
-        is_filled = name in columns.fill and is_null(kind)  # a column without a single value
+        is_filled = name in columns.fill and is_null(kind)  # a column of nulls only
         if not (_is_number(kind) or is_filled or (name in columns.dense and _is_time(kind))):
             raise DtypeError(
                 f"{file}: column {name!r} holds {kind}; dense columns, labels and weights hold "
-                f"one number a sample, dense columns also timestamps and dates. Convert it, or "
+                f"one number per sample, dense columns also timestamps and dates. Convert it, or "
                 f"read it as a feature."
             )
 
@@ -143,11 +145,11 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def _seconds(column: Any) -> Any:
-    """Timestamps and dates as whole seconds since 1970 in UTC, rounded down; nulls stay."""
+    """Returns timestamps and dates as whole seconds since 1970 in UTC, rounded down; nulls stay."""
     import pyarrow as pa
     from pyarrow import compute
 
-    pc: Any = compute  # makes its functions when it loads, unseen by a type checker
+    pc: Any = compute  # its functions are created at import, so type checkers do not know them
     kind = column.type
     if pa.types.is_date(kind):
         column = column.cast(pa.timestamp("s"))
@@ -171,15 +173,17 @@ def _check_feature(name: str, kind: Any, file: str) -> None:
         return
     raise DtypeError(
         f"{file}: column {name!r} holds {kind}; a feature holds whole numbers or strings, one or a "
-        f"list a sample, or one timestamp or date. Convert it, or read it as a dense column."
+        f"list per sample, or one timestamp or date. Convert it, or read it as a dense column."
     )
 
 
 def plain_columns(table: Any, columns: ColumnRoles, file: str, first_row: int) -> Any:
-    """The wanted columns of the rows from `first_row` of a file, checked.
+    """Returns the needed columns of a table, checked.
 
-    Features are lists of int64 then and the others float32, whatever the file has: tables of
-    several files go together.
+    `first_row` is the table's first row in the file.
+
+    Features become lists of int64, and other columns float32, so tables of several files can be
+    concatenated.
     """
     import pyarrow as pa
 
@@ -197,12 +201,12 @@ def plain_columns(table: Any, columns: ColumnRoles, file: str, first_row: int) -
 
 
 def key_column(name: str) -> str:
-    """What a key is called beside the columns that are learned from: it may be one of them, too."""
+    """Returns the internal name of a key, which may also be a feature or another column."""
     return f"key:{name}"
 
 
 def _plain_numbers(name: str, column: Any, columns: ColumnRoles, file: str, first_row: int) -> Any:
-    """One number a row as float32, with nulls filled in; what is not allowed is refused."""
+    """Returns one number per row as float32, with nulls filled. Raises for invalid values."""
     import pyarrow as pa
 
     numbers = _seconds(column) if _is_time(column.type) else column
@@ -223,8 +227,8 @@ def _plain_numbers(name: str, column: Any, columns: ColumnRoles, file: str, firs
         fix = "Correct the row, or leave it out."
         if (value is None or value != value) and name != columns.label:
             fix = (
-                f"Give the value that takes the place of nulls and NaN: fill={{{name!r}: 0.0}}, in "
-                f"a job `fill = {{{_toml_key(name)} = 0.0}}` in [data]; or leave the row out."
+                f"Give a value that replaces nulls and NaN: fill={{{name!r}: 0.0}}, in a job "
+                f"`fill = {{{_toml_key(name)} = 0.0}}` in [data]; or leave the row out."
             )
         is_label = name == columns.label and np.isfinite(values[at])
         error = InputError if is_label else NotFiniteError
@@ -237,7 +241,7 @@ def _toml_key(name: str) -> str:
 
 
 def with_types_of(first: Any, table: Any, columns: ColumnRoles, file: str) -> Any:
-    """A table of `plain_columns` with the keys of the types that the first table has."""
+    """Returns a table of `plain_columns` with its keys cast to the types of the first table."""
     import pyarrow as pa
 
     for name in columns.keys:
@@ -265,7 +269,7 @@ def _decoded(name: str, column: Any, file: str, first_row: int) -> Any:
         return column.cast(kind.value_type)
     if _is_time(kind):
         return _seconds(column)
-    if pa.types.is_null(kind):  # what writers make of a column without a single value
+    if pa.types.is_null(kind):  # writers use this type for a column of nulls only
         return column.cast(pa.int64())
     is_fixed = pa.types.is_fixed_size_list(kind)
     if not (is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
@@ -288,7 +292,7 @@ def _stacked(table: Any, names: Iterable[str]) -> Tensor:
 
 
 def batch_of(table: Any, columns: ColumnRoles) -> Batch:
-    """A batch of a table that `plain_columns` gave."""
+    """Returns the batch of a table that `plain_columns` returned."""
     ids = IdBatch.from_arrow(table, columns.features)
     one = [name for name in (columns.label, columns.weight) if name is not None]
     numbers = dict(zip(one, _stacked(table, one).unbind(1), strict=True))

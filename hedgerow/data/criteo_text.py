@@ -1,4 +1,4 @@
-"""Text in the form of the Criteo data: label, 13 numbers and 26 strings a line."""
+"""Text files in the format of the Criteo data: a label, 13 numbers and 26 strings per line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK_BYTES = 2**20
 
 @dataclass(slots=True)
 class _WrongRow:
-    """Remembers the first line that does not have all fields."""
+    """Records the first line that does not have all fields."""
 
     line: int = 0
     fields: int = 0
@@ -52,7 +52,7 @@ class _CriteoPart:
             row += block.num_rows
 
     def _blocks(self) -> Iterator[Any]:
-        """Tables of text; errors of the reader with the file's name and the line."""
+        """Yields tables of text. Errors of the reader name the file and the line."""
         import pyarrow as pa
         from pyarrow import csv
 
@@ -87,7 +87,10 @@ class _CriteoPart:
 
 
 def _typed(block: Any, name: str, first_row: int) -> Any:
-    """Numbers in place of text; missing numbers are 0, strings stay as they are."""
+    """Returns a block with numbers in place of text.
+
+    Missing numbers become 0; strings are unchanged.
+    """
     import pyarrow as pa
 
     columns = {"label": _whole_numbers(block, "label", name, first_row)}
@@ -131,10 +134,10 @@ def criteo(
     window_rows: int = 0,
     seed: int = 0,
 ) -> TableStream:
-    """Batches of text files (also .gz) of lines `label I1 .. I13 C1 .. C26`, tab separated.
+    """Returns batches of text files (also .gz) of lines `label I1 .. I13 C1 .. C26`, tab separated.
 
-    Numbers x become log(1 + max(x, 0)), missing ones 0. String x of C7 becomes `id64(x, "C7")`;
-    an empty one is an empty cell.
+    A string x of C7 becomes `id64(x, "C7")`; an empty string gives a sample without ids. A number x
+    becomes log(1 + max(x, 0)), and a missing one 0.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "day.txt"

@@ -1,4 +1,4 @@
-"""MovieLens-100K: fetches its files, and yields its ratings as batches."""
+"""MovieLens-100K: downloads its files and yields its ratings as batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TERMS = (
     "MovieLens Datasets: History and Context. ACM Transactions on Interactive Intelligent Systems "
     "5, 4: 19:1-19:19."
 )
-# A wheel on the package index that carries the data. Nothing of it is installed or run.
+# A wheel on the package index that contains the data. It is not installed, and its code not run.
 PACKAGE = "recbole==1.2.1"
 WHEEL = "recbole-1.2.1-py3-none-any.whl"
 WHEEL_SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
@@ -40,9 +40,9 @@ _FETCH_TIMEOUT_S = 180
 
 
 def movielens_files(cache: str | Path | None = None) -> Path:
-    """The folder with the three files, which are fetched if it does not have them.
+    """Returns the folder with the three files. Downloads them if they are missing.
 
-    `cache` is where hedgerow keeps what it fetched: `~/.cache/hedgerow` if None.
+    `cache` is the folder for downloads, `~/.cache/hedgerow` if None.
     """
     folder = _folder(cache)
     if _is_complete(folder):
@@ -57,7 +57,7 @@ def movielens_files(cache: str | Path | None = None) -> Path:
 
 
 def movielens_is_here(cache: str | Path | None = None) -> bool:
-    """Whether nothing has to be fetched."""
+    """Whether the files exist, so that nothing must be downloaded."""
     return _is_complete(_folder(cache))
 
 
@@ -66,7 +66,7 @@ def _folder(cache: str | Path | None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where what was fetched is kept."""
+    """Returns the folder for downloads."""
     return Path.home() / ".cache/hedgerow"
 
 
@@ -113,7 +113,7 @@ def _unpack(wheel: Path, scratch: Path, folder: Path) -> None:
         for name in FILES_SHA256:
             part = scratch / name
             part.write_bytes(archive.read(f"{_INSIDE}/{name}"))
-            part.replace(folder / name)  # whole or not at all, also with two processes at once
+            part.replace(folder / name)  # atomic, also if two processes do it at once
     (folder / "TERMS.txt").write_text(TERMS + "\n")
 
 
@@ -121,15 +121,15 @@ USER_FIELDS = ("age", "gender", "occupation", "zip_code")
 ITEM_FIELDS = ("release_year", "genres")
 FEATURES = ("user", "item", *USER_FIELDS, *ITEM_FIELDS)
 SPLITS = ("train", "test", "all")
-_LIKED = 4.0  # a rating from here on is a label of 1
-_TEST_SHARE = 5  # every user's last fifth, rounded down
+_LIKED = 4.0  # ratings of at least this have the label 1
+_TEST_SHARE = 5  # the test split has the last fifth of each user's ratings, rounded down
 
 
 def movielens_rows(cache: str | Path | None = None) -> Any:
-    """All ratings as an Arrow table in the order of time, with the fields of user and item.
+    """Returns all ratings as an Arrow table ordered by time, with the fields of user and item.
 
-    Columns: user, item, rating, timestamp, label, is_test, the fields, title. `is_test` marks the
-    last 20 % of each user's ratings (equal times by item).
+    The columns are user, item, rating, timestamp, label, is_test, the fields, and title. `is_test`
+    marks the latest 20 % of each user's ratings; ratings of equal time are ordered by item.
     """
     import pyarrow as pa
 
@@ -158,7 +158,7 @@ def movielens_rows(cache: str | Path | None = None) -> Any:
 
 
 def _read(path: Path) -> Any:
-    """A file of text columns; names lose the type that the header gives them."""
+    """Returns a file as text columns, whose names are without the types in the header."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -176,7 +176,7 @@ def _ints(table: Any, name: str) -> NDArray[np.int64]:
 
 
 def _places(known: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each wanted id stands among the known ones."""
+    """Returns the position of each wanted id among the known ones."""
     order = np.argsort(known)
     return order[np.searchsorted(known, wanted, sorter=order)]
 
@@ -201,11 +201,12 @@ def movielens(
     seed: int = 0,
     cache: str | Path | None = None,
 ) -> TableStream:
-    """Batches of MovieLens-100K (943 users, 1,682 movies, 100,000 ratings); fetched at first use.
+    """Returns batches of MovieLens-100K: 943 users, 1,682 movies, 100,000 ratings.
 
-    The label is 1 for a rating of 4 or 5. `split` is "train", "test" (the last 20 % of each user's
-    ratings in time) or "all"; "test" comes in the order of time, the others shuffled anew every
-    epoch. There are no dense columns. The data is for research and not to be redistributed.
+    The data is downloaded at first use. The label is 1 for a rating of 4 or 5. `split` is "train",
+    "test" (the latest 20 % of each user's ratings) or "all". "test" is ordered by time; the others
+    are shuffled anew in every epoch. There are no dense columns. The data is for research and must
+    not be redistributed.
 
     >>> movielens(batch_size=1024, split="weekend")
     Traceback (most recent call last):

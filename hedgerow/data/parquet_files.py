@@ -11,7 +11,7 @@ from ..core.errors import FileDamagedError
 from .arrow_columns import ColumnRoles, check_schema
 from .table_stream import TableStream, listed
 
-_READ_ROWS = 65_536  # at once; a few MB of the usual columns
+_READ_ROWS = 65_536  # rows per read; a few MB for typical columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,15 @@ def parquet(
     window_rows: int = 0,
     seed: int = 0,
 ) -> TableStream:
-    """Batches of Parquet files; columns are read as they are needed.
+    """Returns batches of Parquet files. Only the needed columns are read.
 
-    A feature holds whole numbers or strings, one or a list a sample; a null is an empty cell.
-    Strings are hashed with the column's name, or with `fields[column]`. Timestamps and dates are
-    seconds since 1970 in UTC, in a dense column as float32, which is exact to 128 seconds today.
-    `fill[column]` takes the place of nulls and NaN of a dense column or the weights; without it
-    they are an error. Labels outside `label_bounds` are an error, and `keys` are columns of any
-    type that batches carry as `batch.keys`. `window_rows` shuffles.
+    A feature holds whole numbers or strings, one or a list per sample; a null gives a sample
+    without ids. Strings are hashed with the column's name, or with `fields[column]`. Timestamps and
+    dates become seconds since 1970 in UTC; in a dense column they are float32, which is exact to
+    128 seconds today. `fill[column]` replaces nulls and NaN of a dense column or the weights;
+    without it they raise an error. Labels outside `label_bounds` raise an error. `keys` are columns
+    of any type that are in `batch.keys`. `window_rows` is the number of rows within which rows are
+    shuffled.
 
     >>> import tempfile, pyarrow as pa, pyarrow.parquet as pq
     >>> path = tempfile.mkdtemp() + "/clicks.parquet"
@@ -112,5 +113,5 @@ def parquet(
         keys=keys if isinstance(keys, str) else tuple(keys),
     )
     parts = [_ParquetPart(path, columns) for path in listed(files)]
-    parts[0].check()  # a misspelt column is told here, not at the first batch
+    parts[0].check()  # raise for an unknown column now, not at the first batch
     return TableStream(parts, columns, batch_size, window_rows=window_rows, seed=seed)

@@ -1,4 +1,4 @@
-"""A batch, the protocol of a source of batches, and the base class of our sources."""
+"""A batch, the protocol of a source of batches, and the base class of the package's sources."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ..core.shapes import Float32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Some samples: numbers, ids, labels, and weights where the data has them.
+    """Dense columns, ids and labels of some samples, with weights if the data has them.
 
-    It unpacks as `dense, ids, labels`. Labels are NaN where the data has none. `keys` is an Arrow
-    table of the columns that say which sample each is, where the source was asked for some.
+    A batch unpacks as `dense, ids, labels`. Labels are NaN if the data has none. `keys` is an Arrow
+    table of the columns that identify the samples, if the source was given `keys`.
 
     >>> import torch
     >>> from hedgerow import IdBatch
@@ -58,18 +58,18 @@ class Batch:
 
     @property
     def samples(self) -> int:
-        """Samples of the batch."""
+        """The number of samples."""
         return len(self.labels)
 
     def part(self, start: int, stop: int) -> Batch:
-        """The samples from `start` to before `stop`: what one of several processes takes."""
+        """Returns the samples from `start` to before `stop`, such as the share of a process."""
         ids = self.ids.part(start, stop) if self.ids.names else self.ids
         weights = None if self.weights is None else self.weights[start:stop]
         keys = None if self.keys is None else self.keys.slice(start, stop - start)
         return Batch(self.dense[start:stop], ids, self.labels[start:stop], weights, keys)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The same batch on another device."""
+        """Returns the batch on another device."""
         weights = self.weights
         return Batch(
             self.dense.to(device, non_blocking=non_blocking),
@@ -80,7 +80,7 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        """The same batch in memory that a GPU reads directly."""
+        """Returns the batch in pinned memory, which a GPU reads directly."""
         weights = None if self.weights is None else self.weights.pin_memory()
         return Batch(
             self.dense.pin_memory(),
@@ -95,8 +95,9 @@ class Batch:
 class Source(Protocol):
     """Batches in a fixed order, from any position. Not thread-safe.
 
-    Iteration goes on where the last one stopped; after the end it begins anew. What `state_dict`
-    gives between two batches makes a source of the same settings yield exactly the rest.
+    Iteration continues where the last one stopped, and starts again after the end. If
+    `load_state_dict` of a source with equal settings gets the result of `state_dict`, that source
+    yields exactly the remaining batches.
 
     >>> import hedgerow as hr
     >>> isinstance(hr.data.clicks(batch_size=8, steps=3), Source)
@@ -106,23 +107,23 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as plain values."""
+        """Returns the position as plain values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position that `state_dict` gave."""
+        """Moves to a position that `state_dict` returned."""
         ...
 
 
 def check_state(
     state: Mapping[str, Any], position: tuple[str, ...], settings: Mapping[str, Any]
 ) -> None:
-    """`state` holds counts under the names of `position`, and was taken with the same settings."""
+    """Raises unless `state` has counts for the names in `position` and equal settings."""
     wanted = {*position, *settings}
     if not isinstance(state, Mapping) or set(state) != wanted:
         raise InputError(
             f"{state!r} is no position of this source; it must hold {', '.join(sorted(wanted))}, "
-            f"as state_dict() gives them."
+            f"as the result of state_dict() does."
         )
     for name in position:
         checks.count(f"state[{name!r}]", state[name])
@@ -130,7 +131,7 @@ def check_state(
         if state[name] != value:
             raise InputError(
                 f"the position was taken with {name} = {state[name]!r}, and this source has "
-                f"{value!r}: the rest would not be the same. Make the source with the old setting."
+                f"{value!r}: its batches would differ. Make the source with the old setting."
             )
 
 
@@ -139,7 +140,9 @@ _whole: ContextVar[bool] = ContextVar("whole_batches", default=False)
 
 @contextmanager
 def whole_batches() -> Iterator[None]:
-    """Within it every source yields whole batches on every rank: the caller divides them itself.
+    """Returns a context in which every source yields whole batches on every rank.
+
+    The caller divides the batches itself.
 
     >>> import hedgerow as hr
     >>> with whole_batches():
@@ -154,10 +157,11 @@ def whole_batches() -> Iterator[None]:
 
 
 class BatchSource(IterableDataset[Batch]):
-    """A source of the package. Each rank of a job and each worker of a DataLoader reads all of it.
+    """Base class of the package's sources.
 
-    A source that runs on one of several ranks, or in one of several workers, and was not told so by
-    `share` raises a `StateError`: otherwise every sample would be read several times.
+    If a source runs on one of several ranks or in one of several DataLoader workers, `share` must
+    be called first. Otherwise every rank and worker would read all samples, and iteration raises
+    `StateError`.
 
     >>> import hedgerow as hr
     >>> from torch.utils.data import DataLoader
@@ -169,22 +173,21 @@ class BatchSource(IterableDataset[Batch]):
     """
 
     _told: JobRank | None = None
-    _follows = False  # the rank of the process, where that is known at the time of reading
+    _follows = False  # whether to use the rank of the process that reads
     _workers = 1
-    _sender = JobRank()  # the process that a worker has its copy from
+    _sender = JobRank()  # the rank of the process that sent this copy to a worker
 
     def share(
         self, rank: int | None = None, of: int | None = None, *, workers: int | None = None
     ) -> Self:
-        """Takes part `rank` of `of` equal parts of every batch; returns the source itself.
+        """Selects part `rank` of `of` equal parts of every batch, and returns the source.
 
-        Without `rank` and `of` they are those of this process in its job, and plain python reads
-        whole batches. The parts of all ranks together are the batch: as many samples each, or one
-        more where the batch cannot be divided evenly. `share(0, 1)` reads whole batches on every
-        rank.
+        Without `rank` and `of`, it uses those of this process in its job; outside a job it yields
+        whole batches. The parts of all ranks together are the batch, and their sizes differ by at
+        most one sample. `share(0, 1)` yields whole batches on every rank.
 
-        With `workers`, the `num_workers` of a DataLoader, worker `w` yields batches w, w + workers,
-        and so on, so that the DataLoader yields every batch once and in order.
+        `workers` is the `num_workers` of a DataLoader. Worker w then yields the batches w, w +
+        workers and so on, so the DataLoader yields every batch once and in order.
 
         >>> import hedgerow as hr
         >>> [batch.samples for batch in hr.data.clicks(batch_size=9, steps=2).share(0, 2)]
@@ -207,15 +210,15 @@ class BatchSource(IterableDataset[Batch]):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """The position, as plain values."""
+        """Returns the position as plain values."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position that `state_dict` gave."""
+        """Moves to a position that `state_dict` returned."""
 
     @abstractmethod
     def _numbered(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
-        """The number of every batch from the position on, and what makes it."""
+        """Yields the number of each batch from the position on, and a function that makes it."""
 
     def _taken(self, part: JobRank, worker: int, workers: int) -> Iterator[Batch]:
         for number, make in self._numbered():
@@ -228,7 +231,7 @@ class BatchSource(IterableDataset[Batch]):
             yield batch
 
     def __getstate__(self) -> dict[str, Any]:
-        """With the rank of this process: a worker that is spawned does not know its job."""
+        """Adds the rank of this process, because a spawned worker does not know its job."""
         here = job_rank()
         return {**self.__dict__, "_sender": here if here.count > 1 else self._sender}
 
@@ -237,7 +240,7 @@ class BatchSource(IterableDataset[Batch]):
         if _whole.get():
             if told is not None and told.count > 1:
                 raise StateError(
-                    f"this source was told to read part {told.rank} of {told.count} of every "
+                    f"this source was set to read part {told.rank} of {told.count} of every "
                     f"batch, and its reader divides whole batches itself; call share(0, 1)."
                 )
             return JobRank()
@@ -246,12 +249,12 @@ class BatchSource(IterableDataset[Batch]):
         here = job_rank()
         if here.count == 1 and get_worker_info() is not None:
             here = self._sender
-        if told is not None:  # a worker process may not know the rank of the process it serves
+        if told is not None:  # a worker may not know the rank of its parent process
             return here if here.count > 1 else told
         if here.count > 1:
             raise StateError(
-                f"this source is read on rank {here.rank} of {here.count} and was not told of "
-                f"ranks: every rank would train on the same samples. Call source.share() to read "
+                f"this source is read on rank {here.rank} of {here.count} without source.share(): "
+                f"every rank would train on the same samples. Call source.share() to read "
                 f"this rank's part of every batch, or source.share(0, 1) to read all of it here."
             )
         return here
@@ -271,7 +274,7 @@ class BatchSource(IterableDataset[Batch]):
         return worker.id, worker.num_workers
 
     def _check_position(self) -> None:
-        """The position in one of several workers says nothing of the other workers."""
+        """Raises in one of several workers, whose position says nothing about the other workers."""
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
             raise StateError(
@@ -281,7 +284,7 @@ class BatchSource(IterableDataset[Batch]):
 
 
 def _one_batch(batches: list[Batch], *, collate_fn_map: Any = None) -> Batch:
-    """What a DataLoader that was not given `batch_size=None` makes of the batches of a source."""
+    """Returns the single batch that a DataLoader without `batch_size=None` collates."""
     if len(batches) != 1:
         raise InputError(
             f"a DataLoader collects {len(batches)} batches of a source of batches into one. Give "

@@ -20,14 +20,14 @@ from .source import Batch, BatchSource, check_state
 
 Numbers = NDArray[np.float64]
 DENSE_COLUMNS = 4
-_FACTORS = 3  # with the bias, four numbers of 16 bits: one hash an id
+_FACTORS = 3  # with the bias, four numbers of 16 bits: one hash per id
 _OF_DENSE = np.array([0.5, -0.4, 0.3, -0.2])
 _OF_BIAS, _OF_PAIRS, _INTERCEPT = 0.7, 3.0, -0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """What a model that knows the true chances reaches; nobody can do better in the mean.
+    """The expected metrics of a model that knows the true chances; no model is better on average.
 
     >>> Best.of(np.array([0.5, 0.5]))
     Best(auc=0.5, log_loss=0.6931471805599453, click_rate=0.5)
@@ -39,12 +39,12 @@ class Best:
 
     @staticmethod
     def of(chances: Numbers) -> Best:
-        """Expected over the labels, from the chances of a sample."""
+        """Returns the metrics expected over the labels, given the chance of each sample."""
         p = np.sort(chances)
         q = 1 - p
         with np.errstate(divide="ignore", invalid="ignore"):
             entropy = -np.nan_to_num(p * np.log(p)) - np.nan_to_num(q * np.log(q))
-        below = np.cumsum(q) - q  # refusals expected under each sample
+        below = np.cumsum(q) - q  # expected negatives below each sample
         _, first, same = np.unique(p, return_index=True, return_counts=True)
         tied = np.repeat(np.add.reduceat(q, first), same)
         wins = (p * (np.repeat(below[first], same) + tied / 2)).sum()
@@ -54,18 +54,18 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class ClickTruth:
-    """Chance of a click: numbers, a bias an id, and the products of all pairs of features.
+    """The chance of a click, from dense columns, a bias per id, and the products of feature pairs.
 
-    Every id has a bias and a vector of 3, both from a hash of (seed, table, id); a feature is the
-    sum over its ids. The logit is what a factorization machine computes from them.
+    Every id has a bias and a vector of 3 numbers, from a hash of (seed, table, id). A feature is
+    the sum over its ids. The logit is that of a factorization machine.
     """
 
     seed: int
     tables: Mapping[str, str]  # feature -> table
-    scales: Mapping[str, float]  # feature -> what its sum is multiplied with
+    scales: Mapping[str, float]  # feature -> factor of its sum
 
     def chances(self, dense: Numbers, ids: Mapping[str, Ragged]) -> Numbers:
-        """One chance a sample."""
+        """Returns the chance of each sample."""
         samples = len(dense)
         total, squares, bias = np.zeros((samples, _FACTORS)), np.zeros(samples), np.zeros(samples)
         for name, column in ids.items():
@@ -80,7 +80,7 @@ class ClickTruth:
         return 1 / (1 + np.exp(-(logit + _OF_PAIRS * products)))
 
     def _pooled(self, feature: str, column: Ragged) -> Numbers:
-        """Bias and vector, summed over the ids of a sample."""
+        """Returns bias and vector, summed over the ids of each sample."""
         key = id64(self.tables[feature], field=f"click truth {self.seed}")
         words = mix64(column.values ^ key).numpy().view(np.uint16).reshape(-1, 1 + _FACTORS)
         even = (words - 32767.5) * (np.sqrt(3) / 32768)  # mean 0, variance 1
@@ -93,20 +93,20 @@ FloatArray = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 # Shares of a batch's accesses that go to ids seen 1, 2, 3-4, 5-8, ... 16385-32768 and more times in
-# it: published locality statistics of 856 tables, batch 65,536, whose distinct ids are seen 6.9
-# times in the mean.
+# the batch. Source: published locality statistics of 856 tables with batch size 65,536, in which a
+# distinct id is seen 6.9 times on average.
 PROFILE = (
     *(0.069, 0.044, 0.068, 0.101, 0.121, 0.104, 0.073, 0.058, 0.052),
     *(0.050, 0.049, 0.048, 0.048, 0.043, 0.031, 0.023, 0.019),
 )
-_HOT_SIGHTINGS = 16.0  # ids of this rate and more are placed one by one
-_RARE = 1e-9  # the rate of ids that are seen once in a batch, if at all
-_SELDOM_RATE = 0.05  # at most, of those in a table of few rows: hardly one of them is seen twice
+_HOT_SIGHTINGS = 16.0  # ids of at least this rate are assigned to tables one by one
+_RARE = 1e-9  # the rate of ids that are seen at most once in a batch
+_SELDOM_RATE = 0.05  # highest rate of rare ids in a small table: very few are seen twice
 
 
 @dataclass(frozen=True, slots=True)
 class Popularity:
-    """Groups of ids: one of `sizes[g]` ids gets the share `masses[g]` of the draws, evenly.
+    """Groups of ids. Group g has `sizes[g]` ids, which share `masses[g]` of the draws evenly.
 
     >>> common = Popularity(np.array([0.5, 0.5]), np.array([1, 1000]))
     >>> drawn = common.draw(np.random.default_rng(0), 10_000)
@@ -119,11 +119,11 @@ class Popularity:
 
     @property
     def ids(self) -> int:
-        """How many there are: draws are numbers from 0 to this."""
+        """The number of ids. Draws are numbers from 0 to `ids` - 1."""
         return int(self.sizes.sum())
 
     def draw(self, random: np.random.Generator, n: int) -> Counts:
-        """Numbers of n ids."""
+        """Draws `n` id numbers."""
         borders = np.cumsum(self.masses)
         group = np.searchsorted(borders, random.random(n) * borders[-1], side="right")
         group = np.minimum(group, len(borders) - 1)
@@ -132,7 +132,7 @@ class Popularity:
 
 
 def power_law(ids: int, *, flat: int = 10, exponent: float = 0.7) -> Popularity:
-    """Each id less popular than the one before: share (rank + flat) ** -exponent.
+    """Returns a popularity whose shares are proportional to (rank + flat) ** -exponent.
 
     >>> power_law(200).ids
     200
@@ -142,9 +142,9 @@ def power_law(ids: int, *, flat: int = 10, exponent: float = 0.7) -> Popularity:
 
 
 def sightings_profile(ids: Counts, most: int) -> tuple[FloatArray, float]:
-    """Shares of accesses by how often the id is seen, and the mean sightings of distinct ids.
+    """Returns the shares of accesses by how often an id is seen, and the mean sightings of an id.
 
-    Buckets are those of `PROFILE`; the last one that `most` sightings fall into takes all above.
+    The buckets are those of `PROFILE`. The bucket that contains `most` sightings takes all above.
 
     >>> shares, mean = sightings_profile(np.array([7, 7, 8]), most=2)
     >>> shares.round(2).tolist(), mean
@@ -156,7 +156,7 @@ def sightings_profile(ids: Counts, most: int) -> tuple[FloatArray, float]:
 
 
 def folded_profile(most: int) -> FloatArray:
-    """`PROFILE` for ids that cannot be seen more than `most` times: shares above go to the last.
+    """Returns `PROFILE` for ids seen at most `most` times; the last bucket takes all above.
 
     >>> folded_profile(2).round(3).tolist()
     [0.069, 0.931]
@@ -175,10 +175,11 @@ def _buckets(counts: NDArray[np.integer], most: int) -> Counts:
 
 
 def _fit(most: int) -> tuple[FloatArray, FloatArray]:
-    """Rates (sightings expected in a batch) and the share of accesses that ids of each rate get.
+    """Returns rates (expected sightings in a batch) and the share of accesses of each rate.
 
-    An access to an id of rate r meets one that is seen 1 + Poisson(r) times; the shares of the
-    mixture are fitted to the profile by expectation-maximization, which keeps them positive.
+    An access to an id of rate r is an access to an id that is seen 1 + Poisson(r) times. The shares
+    of this mixture are fitted to the profile by expectation-maximization, which keeps them
+    positive.
     """
     rates = np.append(_RARE, 2.0 ** np.arange(-1, np.log2(most), 0.5))
     counts = np.arange(1, int(1.3 * most) + 200)
@@ -195,10 +196,10 @@ def _fit(most: int) -> tuple[FloatArray, FloatArray]:
 
 
 def fitted_popularities(tables: int, rows: int, draws: int) -> list[Popularity]:
-    """One popularity a table, so that `draws` from each make a batch that follows `PROFILE`.
+    """Returns one popularity per table, so that `draws` from each table follow `PROFILE` together.
 
-    Hot ids take most of the draws of some tables, as features of few values do in practice; the
-    profile is that of the whole batch. Every table has `rows` ids, most of them seen seldom.
+    Hot ids take most of the draws of some tables, as features with few values do in practice. The
+    profile is that of the whole batch. Every table has `rows` ids, most of them rarely seen.
 
     >>> [table.ids for table in fitted_popularities(tables=2, rows=100_000, draws=512)]
     [100000, 100000]
@@ -206,7 +207,7 @@ def fitted_popularities(tables: int, rows: int, draws: int) -> list[Popularity]:
     tables = checks.count("tables", tables, least=1)
     draws = checks.count("draws", draws, least=16)
     rates, shares = _fit(draws)
-    masses = shares * (tables * draws)  # accesses expected in a batch
+    masses = shares * (tables * draws)  # expected accesses in a batch
     hot, masses = _place_hot(rates, masses, np.full(tables, float(draws)))
     room = draws - np.array([sum(placed) for placed in hot])
     common = np.flatnonzero((rates < _HOT_SIGHTINGS) & (rates > _RARE))
@@ -217,8 +218,8 @@ def fitted_popularities(tables: int, rows: int, draws: int) -> list[Popularity]:
     least = int((others + np.ceil(seldom / _SELDOM_RATE) + 1).max())
     if rows < least:
         raise InputError(
-            f"rows is {rows}; {tables} tables of {draws} draws a batch need at least {least} ids "
-            f"each to repeat as the profile says."
+            f"rows is {rows}; {tables} tables with {draws} draws per batch need at least {least} "
+            f"ids each to follow the profile."
         )
     return [
         Popularity(
@@ -232,10 +233,10 @@ def fitted_popularities(tables: int, rows: int, draws: int) -> list[Popularity]:
 def _place_hot(
     rates: FloatArray, masses: FloatArray, room: FloatArray
 ) -> tuple[list[list[float]], FloatArray]:
-    """The rates of the hot ids of each table, and masses with what no whole id could take.
+    """Returns the rates of the hot ids of each table, and the masses that remain.
 
-    Hottest first, each into the table with most room; what is too little for one id of a rate
-    is left to the next lower rate.
+    The hottest ids come first, each in the table with the most remaining draws. A mass that is too
+    small for one id is moved to the next lower rate.
     """
     placed: list[list[float]] = [[] for _ in room]
     masses, room = masses.copy(), room.copy()
@@ -252,12 +253,12 @@ def _place_hot(
     return placed, masses
 
 
-_TRAINING, _HELD_OUT, _BEST = 0, 1, 2  # streams of samples that share nothing but the truth
+_TRAINING, _HELD_OUT, _BEST = 0, 1, 2  # independent streams of samples of the same truth
 
 
 @dataclass(frozen=True, slots=True)
 class ClickFeature:
-    """A feature of synthetic clicks: which ids, and how many a sample.
+    """A feature of synthetic clicks: its ids, and how many of them a sample has.
 
     >>> ClickFeature("history", power_law(200), table="item", least=0, most=8).mean_ids
     4.0
@@ -265,28 +266,28 @@ class ClickFeature:
 
     name: str
     popularity: Popularity
-    table: str = ""  # whose ids these are; its own if empty
+    table: str = ""  # the table of the ids; the feature's own if empty
     least: int = 1
     most: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.most or not self.most:
             raise ConfigError(
-                f"feature {self.name!r} has {self.least} to {self.most} ids a sample; the least "
+                f"feature {self.name!r} has {self.least} to {self.most} ids per sample; the least "
                 f"must not be above the most, which must be at least 1."
             )
 
     @property
     def mean_ids(self) -> float:
-        """Ids of a sample in the mean."""
+        """The mean number of ids of a sample."""
         return (self.least + self.most) / 2
 
 
 class SyntheticClicks(BatchSource):
-    """Batches of synthetic clicks; each is a pure function of (seed, its number). Not thread-safe.
+    """Batches of synthetic clicks. A batch is a pure function of the seed and its number.
 
-    Iteration goes on where the last one stopped, and begins anew after the last batch: the same
-    batches again.
+    Iteration continues where the last one stopped. After the last batch it starts again with the
+    same batches. Not thread-safe.
 
     >>> source = clicks(batch_size=8, steps=3)
     >>> dense, ids, labels = next(iter(source))
@@ -328,7 +329,7 @@ class SyntheticClicks(BatchSource):
         self._step = 0
 
     def batch(self, step: int) -> Batch:
-        """Batch number `step`, wherever iteration stands."""
+        """Returns batch number `step`, independently of the position."""
         if not 0 <= step < self._steps:
             raise InputError(f"step is {step}; it must lie in 0..{self._steps - 1}.")
         dense, ids, labels, _ = self._samples(self._stream, step, self._batch_size)
@@ -339,11 +340,11 @@ class SyntheticClicks(BatchSource):
         )
 
     def held_out(self, batch_size: int, steps: int) -> SyntheticClicks:
-        """Other samples of the same truth, to test on."""
+        """Returns a source of other samples of the same truth, for tests."""
         return SyntheticClicks(self._features, batch_size, steps, seed=self._seed, stream=_HELD_OUT)
 
     def best(self, samples: int = 200_000) -> Best:
-        """What the true chances reach on so many other samples.
+        """Returns the metrics of the true chances on `samples` other samples.
 
         >>> best = clicks(batch_size=256, steps=300).best(samples=20_000)
         >>> 0.5 < best.auc < 1, 0 < best.log_loss < 0.69
@@ -356,17 +357,17 @@ class SyntheticClicks(BatchSource):
         return Best.of(np.concatenate(parts))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as plain values; for `load_state_dict` of a source of the same settings."""
+        """Returns the position, for `load_state_dict` of a source with equal settings."""
         self._check_position()
         return {"step": self._step, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position; what follows is exactly what followed where it was taken."""
+        """Moves to a position. The following batches are the same as after `state_dict`."""
         check_state(state, ("step",), self._settings())
         if state["step"] > self._steps:
             raise InputError(
                 f"the position is step {state['step']} of {self._steps}; make the source with "
-                f"at least so many steps."
+                f"at least that many steps."
             )
         self._step = int(state["step"])
 
@@ -384,7 +385,7 @@ class SyntheticClicks(BatchSource):
     def _samples(
         self, stream: int, step: int, samples: int
     ) -> tuple[np.ndarray, dict[str, Ragged], np.ndarray, np.ndarray]:
-        """Numbers, ids, labels, true chances."""
+        """Returns dense columns, ids, labels and true chances."""
         random = np.random.default_rng([self._seed, stream, step])
         ids = {f.name: self._ids(f, random, samples) for f in self._features}
         dense = random.standard_normal((samples, DENSE_COLUMNS))
@@ -398,7 +399,7 @@ class SyntheticClicks(BatchSource):
             lengths = random.integers(feature.least, feature.most + 1, samples)
         splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         numbers = feature.popularity.draw(random, int(splits[-1]))
-        # mix64 is one to one: different numbers are different ids, scattered over all 64 bits.
+        # mix64 is a bijection: different numbers give different ids, spread over all 64 bits.
         values = mix64(torch.from_numpy(numbers) + self._salts[feature.name])
         return Ragged.trusted(values, torch.from_numpy(splits))
 
@@ -412,10 +413,10 @@ def clicks(
     items: int = 200,
     history: int = 8,
 ) -> SyntheticClicks:
-    """Users who see an item and have a history of up to so many others.
+    """Returns clicks of users on items, in which users have a history of up to `history` items.
 
-    Batches unpack as `dense, ids, labels`: 4 numbers a sample; the features user, item and
-    history, which shares the ids of item; 1 for a click.
+    Batches unpack as `dense, ids, labels`: 4 dense columns; the features user, item and history,
+    where history has the ids of item; and a label of 1 for a click.
 
     >>> for dense, ids, clicked in clicks(batch_size=256, steps=2):
     ...     print(dense.shape, ids.names, clicked.shape)
@@ -439,9 +440,9 @@ def wide_clicks(
     features: int = 26,
     rows: int = 1_000_000,
 ) -> SyntheticClicks:
-    """Many features of one id a sample, with tables of so many rows each.
+    """Returns clicks with many features of one id per sample, and tables of `rows` rows each.
 
-    Ids repeat within a batch as they do in production: see docs/guides/data.md.
+    Ids repeat within a batch as in production; see docs/guides/data.md.
 
     >>> source = wide_clicks(batch_size=512, steps=1, features=3, rows=10_000)
     >>> source.batch(0).ids.names

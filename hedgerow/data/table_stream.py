@@ -18,25 +18,25 @@ from .source import Batch, BatchSource, check_state
 
 
 class StreamPart(Protocol):
-    """Rows under one name: a file, or a table in memory."""
+    """A named set of rows: a file, or a table in memory."""
 
     @property
     def name(self) -> str:
-        """For errors and positions."""
+        """The name in errors and positions."""
         ...
 
     def rows(self) -> int | None:
-        """How many there are, where that is known without reading them."""
+        """Returns the number of rows, or None if only reading them would tell."""
         ...
 
     def tables(self, first_row: int) -> Iterator[Any]:
-        """Arrow tables of the rows from `first_row` on, each small enough for memory."""
+        """Yields Arrow tables of the rows from `first_row` on, each small enough for memory."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Where the next row is: in which window of an epoch, where that began, rows of it gone."""
+    """The position of the next row: epoch, window, start of the window, rows used of the window."""
 
     epoch: int = 0
     window: int = 0
@@ -46,7 +46,7 @@ class _Position:
 
 
 class _RowReader:
-    """Reads rows over the borders of parts."""
+    """Reads rows across the parts."""
 
     def __init__(
         self, parts: Sequence[StreamPart], columns: ColumnRoles, file: int, row: int
@@ -54,11 +54,11 @@ class _RowReader:
         self._parts, self._columns = parts, columns
         self.file, self.row = file, row  # of the next row
         self._tables: Iterator[Any] | None = None
-        self._left: Any = None  # read and not yet taken
-        self._first: Any = None  # no rows, with the types of the first table
+        self._left: Any = None  # rows that were read and not taken yet
+        self._first: Any = None  # an empty table with the types of the first table
 
     def take(self, rows: int) -> Any:
-        """The next rows as one table; fewer at the end, None behind it."""
+        """Returns the next rows as one table: fewer at the end, and None after it."""
         import pyarrow as pa
 
         found, missing = [], rows
@@ -93,9 +93,9 @@ class _RowReader:
 class TableStream(BatchSource):
     """Batches of the rows of all parts. Not thread-safe.
 
-    With `window_rows`, the parts come in a new order every epoch, and the rows are shuffled among
-    so many neighbours; the order depends on the seed and the epoch alone. One iteration is one
-    epoch; it goes on where the last one stopped. The last batch of an epoch may be smaller.
+    With `window_rows`, the parts come in a new order in every epoch, and rows are shuffled within
+    windows of that size. The order depends only on the seed and the epoch. One iteration is one
+    epoch, and continues where the last one stopped. The last batch of an epoch may be smaller.
 
     >>> import pyarrow as pa
     >>> rows = TablePart("demo", pa.table({"user": [5, 6, 7], "clicked": [1, 0, 1]}))
@@ -119,27 +119,27 @@ class TableStream(BatchSource):
         self._window_rows = checks.count("window_rows", window_rows)
         self._seed = checks.count("seed", seed)
         self._at = _Position()
-        self._number = 0  # of the next batch, since the epoch began or a position was loaded
+        self._number = 0  # the next batch, counted from the start of the epoch or a load
 
     @property
     def columns(self) -> ColumnRoles:
-        """Which columns are read, and as what."""
+        """The columns that are read, and the role of each."""
         return self._columns
 
     @property
     def rows(self) -> int | None:
-        """Rows of an epoch, where that is known without reading them."""
+        """The rows of an epoch, or None if only reading them would tell."""
         counts = [part.rows() for part in self._parts]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as plain values; for `load_state_dict` of a source of the same settings."""
+        """Returns the position, for `load_state_dict` of a source with equal settings."""
         self._check_position()
         return {**asdict(self._at), **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position; what follows is exactly what followed where it was taken."""
+        """Moves to a position. The following batches are the same as after `state_dict`."""
         names = tuple(_Position.__dataclass_fields__)
         check_state(state, names, self._settings())
         if state["file"] > len(self._parts):
@@ -157,7 +157,10 @@ class TableStream(BatchSource):
         return np.random.default_rng([self._seed, *key]).permutation(n).tolist()
 
     def _windows(self, at: _Position) -> Iterator[tuple[_Position, Any]]:
-        """Every window from a position on, in the order of its rows, and where it begins."""
+        """Yields every window from a position on, with its start.
+
+        Its rows are in their final order.
+        """
         parts = self._parts
         if self._window_rows:
             parts = [parts[i] for i in self._shuffled(len(parts), at.epoch)]
@@ -210,16 +213,16 @@ class TablePart:
     table: Any
 
     def rows(self) -> int:
-        """Rows of the table."""
+        """Returns the number of rows."""
         return self.table.num_rows
 
     def tables(self, first_row: int) -> Iterator[Any]:
-        """The rows from `first_row` on."""
+        """Yields the rows from `first_row` on."""
         yield self.table.slice(first_row)
 
 
 def listed(files: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Files as paths, all of which exist."""
+    """Returns files as paths. Raises if one does not exist."""
     given = [files] if isinstance(files, str | Path) else list(files)
     if not given:
         raise InputError("the list of files is empty; give at least one file.")

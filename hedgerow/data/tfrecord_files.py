@@ -17,7 +17,7 @@ from .arrow_columns import ColumnRoles
 from .table_stream import TableStream, listed
 from .tfrecord_format import Values, decode_example, payloads
 
-_READ_RECORDS = 2048  # as one table
+_READ_RECORDS = 2048  # records per table
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class _TfrecordPart:
                 raise InputError(
                     f"{self.path}, record {first_row + row}: no feature {name!r}; the record has "
                     f"{', '.join(sorted(example)) or 'none'}. Labels, weights and dense columns "
-                    f"are needed in every record, unless fill={{{name!r}: ...}} says what takes "
-                    f"the place of weights and dense columns."
+                    f"are needed in every record, unless fill={{{name!r}: ...}} gives a value "
+                    f"for missing weights and dense columns."
                 )
             if len(values) != 1 or isinstance(values[0], bytes):
                 what = "bytes" if len(values) == 1 else f"{len(values)} values"
@@ -158,12 +158,12 @@ def tfrecord(
     window_rows: int = 0,
     seed: int = 0,
 ) -> TableStream:
-    """Batches of TFRecord files (also .gz) of tf.Example; TensorFlow is not needed.
+    """Returns batches of TFRecord files (also .gz) of tf.Example. It does not need TensorFlow.
 
-    A feature is an int64 or bytes list of any length, absent where it is empty; bytes are hashed
-    with the feature's name, or with `fields[feature]`. The others hold one number a record; where
-    a record has none of a dense column or weight, `fill[feature]` takes its place. Labels outside
-    `label_bounds` are an error, and batches carry `keys`, one value a record, as `batch.keys`.
+    A feature is an int64 or bytes list of any length, and may be absent if it is empty. Bytes are
+    hashed with the feature's name, or with `fields[feature]`. Other columns hold one number per
+    record; `fill[feature]` replaces a missing dense value or weight. Labels outside `label_bounds`
+    raise an error. `keys`, with one value per record, are in `batch.keys`.
 
     >>> import tempfile, pathlib
     >>> from hedgerow.data.tfrecord_format import encode_example

@@ -15,21 +15,23 @@ from ..core.protobuf import BYTES, Floats, ProtobufReader, WireError, bytes_fiel
 
 _LENGTH, _CRC = struct.Struct("<Q"), struct.Struct("<I")
 _HEAD_BYTES = _LENGTH.size + _CRC.size
-# A row of the widest table with four states takes 2 MiB; a length beyond this is damage, and must
-# not be allocated before its payload is seen.
+# A row of the widest table with four states takes 2 MiB. A length beyond this limit means damage,
+# and must not be allocated.
 MAX_PAYLOAD_BYTES = 2**26
 
 
 class ByteSource(Protocol):
-    """What frames are read from."""
+    """A source of bytes for `payloads`."""
 
     def read(self, n: int, /) -> bytes:
-        """The next `n` bytes; fewer only at the end."""
+        """Returns the next `n` bytes; fewer only at the end."""
         ...
 
 
 def masked_crc(data: bytes) -> int:
-    """The checksum as frames hold it: rotated and shifted, so that checksums of checksums differ.
+    """Returns the checksum as frames hold it: rotated, plus a constant.
+
+    The masking suits data that itself contains checksums.
 
     >>> hex(masked_crc(b"123456789"))
     '0xc78ab0e5'
@@ -39,7 +41,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def frame(payload: bytes) -> bytes:
-    """One frame.
+    """Returns a payload as one frame.
 
     >>> len(frame(b"abc"))
     19
@@ -51,7 +53,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def payloads(source: ByteSource, name: str) -> Iterator[tuple[int, bytes]]:
-    """Every payload with the byte its frame starts at; `name` is the file's, for errors.
+    """Yields every payload with the offset of its frame. `name` is the file name in errors.
 
     >>> import io
     >>> list(payloads(io.BytesIO(frame(b"abc") + frame(b"")), "demo"))
@@ -69,7 +71,7 @@ def payloads(source: ByteSource, name: str) -> Iterator[tuple[int, bytes]]:
         body = source.read(length + _CRC.size)
         if len(body) < length + _CRC.size:
             raise _damaged(
-                name, at, f"the file ends {length + _CRC.size - len(body)} bytes before the record"
+                name, at, f"the file ends {length + _CRC.size - len(body)} bytes too early"
             )
         payload = body[:length]
         if masked_crc(payload) != _CRC.unpack_from(body, length)[0]:
@@ -89,7 +91,7 @@ Values = list[bytes] | Floats | list[int]
 
 
 def decode_example(data: bytes) -> dict[str, Values]:
-    """Every feature that has a list, by name.
+    """Returns every feature that has a list, by name.
 
     >>> decode_example(encode_example({"user": [7, 8]}))
     {'user': [7, 8]}
@@ -105,7 +107,7 @@ def decode_example(data: bytes) -> dict[str, Values]:
 
 
 def _messages(data: bytes, wanted: int) -> list[bytes]:
-    """The contents of every field `wanted`, which is a message or text."""
+    """Returns the contents of every field number `wanted`, which must be a message or text."""
     reader, found = ProtobufReader(data), []
     for number, wire_type in reader.fields():
         if number == wanted:
@@ -134,7 +136,7 @@ def _entry(data: bytes) -> tuple[str, bytes]:
 
 
 def _values(data: bytes) -> Values | None:
-    """The list of a feature; the last one counts where a writer put several."""
+    """Returns the list of a feature. If there are several lists, the last one is used."""
     found: Values | None = None
     reader = ProtobufReader(data)
     for number, wire_type in reader.fields():
@@ -179,7 +181,7 @@ def _int64s(data: bytes) -> list[int]:
 def encode_example(
     features: Mapping[str, Sequence[int] | Sequence[float] | Sequence[bytes] | NDArray[np.float32]],
 ) -> bytes:
-    """An example of whole numbers, floats or bytes a feature, as TensorFlow writes it.
+    """Returns an example with integers, floats or bytes per feature, as TensorFlow writes it.
 
     >>> encode_example({"a": [1]}).hex()
     '0a0c0a0a0a016112051a030a0101'

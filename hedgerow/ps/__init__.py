@@ -1,1 +1,1 @@
-"""Tables on many servers: what a server does, and what its clients ask for."""
+"""Tables on parameter servers: the servers and their clients."""

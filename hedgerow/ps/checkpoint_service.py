@@ -30,15 +30,18 @@ from .messages import ServerRequest, Verb, config_of, document_of, text_of
 from .recovery import CLEAN, ROWS, Log
 from .request_scheduler import RequestScheduler
 
-LOG_BYTES = 2**30  # of the log, before the rows are saved and it starts anew
-LEASE_S = 15.0  # a save of all servers whose client is silent for so long has lost its client
+LOG_BYTES = 2**30  # size of the log at which the rows are saved and the log restarts
+LEASE_S = 15.0  # a save of all servers ends if its client is silent for this long
 Order = dict[str, Any]
 E = TypeVar("E", FileEntry, BlobEntry)
-_KINDS = {"str": str, "int": int}  # of their fields
+_KINDS = {"str": str, "int": int}  # types of the fields of an entry
 
 
 class CheckpointService:
-    """What a client orders, and what the server does by itself. `folder` is the server's own."""
+    """Executes the saves and loads that clients order, and saves on its own when the log is long.
+
+    `folder` is the server's own folder.
+    """
 
     def __init__(
         self,
@@ -53,9 +56,9 @@ class CheckpointService:
         self._folder, self._log = folder, log
         self._saving = threading.Lock()
         self._job: SharedSave | None = None
-        self._job_number, self._heard_s = "", 0.0  # of the save that is open, and when it was
+        self._job_number, self._heard_s = "", 0.0  # of the open save; time of its last order
         self._load: LoadJob | None = None
-        self._told: dict[tuple[str, str], Order] = {}  # by the number of an order and its phase
+        self._told: dict[tuple[str, str], Order] = {}  # answers by job number and phase
         self._phases: dict[tuple[Verb, str], Callable[[Order], Order]] = {
             (Verb.SAVE, "open"): self._save_open,
             (Verb.SAVE, "hold"): self._save_hold,
@@ -68,7 +71,7 @@ class CheckpointService:
         }
 
     def serve(self, verb: Verb, order: Order) -> Order:
-        """Does what `order` says; an order that comes twice is done once."""
+        """Executes `order`. A repeated order is executed once."""
         if verb == Verb.CHECKPOINT:
             return {"step": self.checkpoint(_step(order))}
         phase, number = str(order.get("phase")), str(order.get("number"))
@@ -84,16 +87,19 @@ class CheckpointService:
         return self._told[number, phase]
 
     def begin(self) -> None:
-        """Before the first client: saves what no client brought, since it is in no log."""
+        """Saves recovered tables that are not in the log. Called before the first client."""
         if self._log is None or self._folder is None or not self._scheduler.service.is_open:
             return
         if not (self._folder / ROWS / MANIFEST).exists():
             self.checkpoint()
 
-    # ---- its own checkpoint
+    # ---- checkpoints of this server
 
     def checkpoint(self, step: int = 0) -> int:
-        """Saves the rows and what is remembered of clients; then the log may start anew."""
+        """Saves the rows and the client records and returns the step.
+
+        Removes older log segments.
+        """
         if self._folder is None:
             raise SaveError(
                 f"server {self._scheduler.name} has no folder; start it with --checkpoint."
@@ -109,7 +115,7 @@ class CheckpointService:
         return int(saved["step"])
 
     def _saved(self, step: int) -> tuple[tuple[HostTable, ...], dict[str, Any]]:
-        """What a checkpoint of this moment holds; the log goes on in a segment of its own."""
+        """Returns the content of a checkpoint and starts a new log segment."""
         scheduler, segment = self._scheduler, 0
         if self._log is not None:
             segment = self._log.rotate()
@@ -123,7 +129,10 @@ class CheckpointService:
         self._scheduler.counters.add("checkpoints")
 
     def after_writes(self) -> None:
-        """Saves in the background once the log is long; a failure is told, and tried again."""
+        """Saves in the background if the log is long.
+
+        A failure is logged, and the save is tried again.
+        """
         if self._log is None or self._log.file_bytes < LOG_BYTES or self._saving.locked():
             return
         threading.Thread(target=self._shorten, name="hedgerow shorten log", daemon=True).start()
@@ -133,13 +142,13 @@ class CheckpointService:
             self.checkpoint()
         except (HedgerowError, OSError) as error:
             self._scheduler.counters.add("checkpoint_failures")
-            logging.getLogger("hedgerow").warning("the log stays long: %s", error)
+            logging.getLogger("hedgerow").warning("the log cannot be shortened: %s", error)
 
     def leave(self) -> None:
-        """The last checkpoint of a server that ends in good order."""
+        """Saves the last checkpoint of a server that stops cleanly."""
         if self._folder is None or not self._scheduler.service.is_open:
             return
-        with self._saving, self._scheduler.between_writes():  # nobody is left to give way to
+        with self._saving, self._scheduler.between_writes():  # no client is waiting any more
             tables, saved = self._saved(0)
             save_tables(tables, self._folder / ROWS, **saved)
             self._end_checkpoint()
@@ -151,7 +160,7 @@ class CheckpointService:
             os.fsync(file.fileno())
         sync_folder(self._folder)
 
-    # ---- its part of a save of all servers
+    # ---- the part of this server in a save of all servers
 
     def _save_open(self, order: Order) -> Order:
         if self._job is not None and time.monotonic() < self._heard_s + LEASE_S:
@@ -217,7 +226,7 @@ class CheckpointService:
             self._job.close()
             self._job, self._job_number = None, ""
 
-    # ---- its part of a load
+    # ---- the part of this server in a load
 
     def _load_bring(self, order: Order) -> Order:
         path, service = _path(order), self._scheduler.service
@@ -234,7 +243,7 @@ class CheckpointService:
         return {"rows": self._load.bring()}
 
     def _open_tables(self, path: Path) -> None:
-        """Those of a checkpoint; the log learns of them before it gets writes to them."""
+        """Creates the tables of a checkpoint. They are logged before any write to them."""
         config = config_of([table.config for table in read_manifest(path).tables.values()])
         with self._scheduler.between_writes():
             if self._scheduler.service.is_open:
@@ -256,7 +265,7 @@ class CheckpointService:
             loaded = job.finish()
             self._scheduler.last_step = loaded.step
         if self._folder is not None:
-            self.checkpoint(loaded.step)  # neither a log nor an older checkpoint has these rows
+            self.checkpoint(loaded.step)  # these rows are in no log and no older checkpoint
         return {"rows": loaded.rows, "step": loaded.step, "metadata": loaded.metadata}
 
     def _load_close(self, order: Order) -> Order:
@@ -267,7 +276,7 @@ class CheckpointService:
 def _path(order: Order) -> Path:
     path = order.get("path")
     if not isinstance(path, str) or not path or "\0" in path:
-        raise InputError(f"the folder is {path!r}; name one that all servers see.")
+        raise InputError(f"the folder is {path!r}; name one that all servers can reach.")
     return Path(path)
 
 
@@ -278,7 +287,7 @@ def _step(order: Order) -> int:
 def _mark(order: Order) -> str:
     mark = order.get("mark")
     if not isinstance(mark, str) or not is_mark(mark):
-        raise FrameError(f"an order whose mark is {mark!r:.100}, which no save has.")
+        raise FrameError(f"an order whose mark is {mark!r:.100}, which is not valid.")
     return mark
 
 
@@ -299,7 +308,7 @@ def _times(order: Order, names: Sequence[str]) -> dict[str, int]:
 
 
 def _row_counts(order: Order) -> list[Counter[str]]:
-    """Rows of every table that each server has brought; 0 of one that is not named."""
+    """Returns the number of rows of each table that each server has read; 0 if not named."""
     told = [_object("brought", one) for one in _list("brought", order.get("brought"))]
     return [Counter({name: checks.count(name, n) for name, n in one.items()}) for one in told]
 

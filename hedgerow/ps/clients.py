@@ -1,4 +1,4 @@
-"""What a server remembers of its clients, so that a repeated write is applied once."""
+"""What a server records about its clients, so that a repeated write is applied once."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from typing import Any
 from ..core.errors import CheckpointError
 from .messages import RequestOrigin, ServerAnswer, Status, Verb
 
-MAX_CLIENTS = 65536  # remembered; beyond, the one that was silent longest and waits for nothing
-MAX_WAITING = 4096  # writes of one client whose answers it has not acknowledged
+MAX_CLIENTS = 65536  # beyond it, the client that was idle longest is forgotten
+MAX_WAITING = 4096  # unacknowledged writes of one client
 
 
 class WriteState(Enum):
-    """What the server knows of a write that has arrived."""
+    """The state of a write that has arrived."""
 
     NEW = "new"
-    UNDERWAY = "underway"  # the same write came before and is not done
-    STALE = "stale"  # its client has the answer already: a copy that was late
-    FULL = "full"  # the client has too many writes whose answers it has not acknowledged
+    UNDERWAY = "underway"  # the same write arrived before and is not done
+    STALE = "stale"  # a late copy: the client has acknowledged the answer
+    FULL = "full"  # the client has too many unacknowledged writes
 
 
 @dataclass(slots=True)
 class Client:
-    """One client: `acked` and `done` say what happened, `underway` what is about to."""
+    """The writes of one client: those that are done, with their answers, and those in progress."""
 
-    acked: int = 0  # it has the answers to all its writes below this sequence
+    acked: int = 0  # the client has the answers to all its writes below this sequence
     last: int = 0  # the highest sequence that was applied
     done: dict[int, ServerAnswer] = field(default_factory=dict)
-    underway: dict[int, object] = field(default_factory=dict)  # to where the answer goes
+    underway: dict[int, object] = field(default_factory=dict)  # the address of each answer
 
 
 class Clients:
-    """All of them. Safe from many threads.
+    """The clients of a server. Safe from many threads.
 
     >>> clients = Clients()
     >>> write = RequestOrigin(client=7, sequence=1)
@@ -55,7 +55,10 @@ class Clients:
         return len(self._known)
 
     def admit(self, origin: RequestOrigin, to: object) -> WriteState | ServerAnswer:
-        """What to do with a write; one that is new is under way from now on."""
+        """Returns the state of a write, or its answer if it is done.
+
+        A new write becomes in progress.
+        """
         with self._lock:
             client = self._of(origin.client)
             self._acknowledge(client, origin.acked)
@@ -64,7 +67,7 @@ class Clients:
             if origin.sequence in client.done:
                 return client.done[origin.sequence]
             if origin.sequence in client.underway:
-                client.underway[origin.sequence] = to  # the client may have come anew
+                client.underway[origin.sequence] = to  # the client may have reconnected
                 return WriteState.UNDERWAY
             if len(client.done) + len(client.underway) >= MAX_WAITING:
                 return WriteState.FULL
@@ -72,7 +75,7 @@ class Clients:
             return WriteState.NEW
 
     def finish(self, origin: RequestOrigin, answer: ServerAnswer) -> object:
-        """Remembers what a write did; to where its answer goes, None in a replay."""
+        """Records the answer to a write. Returns the address of the answer; None in a replay."""
         with self._lock:
             client = self._of(origin.client)
             self._acknowledge(client, origin.acked)
@@ -82,12 +85,15 @@ class Clients:
             return client.underway.pop(origin.sequence, None)
 
     def give_up(self, origin: RequestOrigin) -> object:
-        """A write that was not done and may come again; to where that is told."""
+        """Forgets a write that was not applied, so that it may be sent again.
+
+        Returns the address of its answer.
+        """
         with self._lock:
             return self._of(origin.client).underway.pop(origin.sequence, None)
 
     def refuse(self, origin: RequestOrigin, answer: ServerAnswer) -> None:
-        """A write that was not done, as its client is told: nor is a copy of it that is late."""
+        """Records an error as the answer to a write, so that late copies are refused as well."""
         with self._lock:
             client = self._of(origin.client)
             if origin.sequence >= client.acked:
@@ -95,22 +101,22 @@ class Clients:
             client.underway.pop(origin.sequence, None)
 
     def is_writing(self, number: int) -> bool:
-        """Whether writes of a client are under way, which its reads must not overtake."""
+        """Whether a client has writes in progress. Its reads must not overtake them."""
         client = self._known.get(number)
         return client is not None and bool(client.underway)
 
     def last_of(self, number: int) -> int:
-        """The last write of a client that was applied."""
+        """Returns the sequence of the last applied write of a client."""
         client = self._known.get(number)
         return 0 if client is None else client.last
 
     def put(self, number: int, client: Client) -> None:
-        """One that a file remembers."""
+        """Adds a client that was read from a file."""
         with self._lock:
             self._known[number] = client
 
     def remembered(self) -> list[tuple[int, int, int, dict[int, ServerAnswer]]]:
-        """Number, acked, last and answers of each, the most silent first."""
+        """Returns the number, `acked`, `last` and answers of each client, longest idle first."""
         with self._lock:
             return [(n, c.acked, c.last, dict(c.done)) for n, c in self._known.items()]
 
@@ -143,20 +149,20 @@ BLOB = "hedgerow ps"
 
 
 def blob_name(shard: int, shards: int) -> str:
-    """The blob of one server in a checkpoint of all."""
+    """Returns the name of one server's blob in a checkpoint of all servers."""
     return f"{BLOB} {shard} of {shards}"
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What stands in the blob: the log goes on at `segment` (0: there is none)."""
+    """The content of the blob. The log continues at `segment`; 0 means that there is no log."""
 
     segment: int
     clients: list[tuple[int, Client]]
 
 
 def pack(clients: Clients, segment: int = 0) -> bytes:
-    """All clients at this moment."""
+    """Returns the state of all clients as bytes."""
     told = [
         [number, acked, last, [[s, *_plain(answer)] for s, answer in done.items()]]
         for number, acked, last, done in clients.remembered()
@@ -170,7 +176,7 @@ def _plain(answer: ServerAnswer) -> list[Any]:
 
 
 def unpack(data: bytes) -> Remembered:
-    """What `pack` was given."""
+    """Reads the result of `pack`."""
     try:
         told = json.loads(data)
         clients = [

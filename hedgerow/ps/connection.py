@@ -1,11 +1,12 @@
 """The connection of a client to one server: requests in flight, deadlines and retries.
 
-Threads share a connection. The thread that waits for an answer reads the socket for all threads,
-and lets a thread that wants to send go first. So a connection needs no thread of its own.
+Threads share a connection. A thread that waits for an answer reads the socket on behalf of all
+threads and gives way to threads that want to send. A connection therefore needs no thread of its
+own.
 
-A failed handshake can mean wrong keys or a bad network. Before the first success wrong keys are
-likely, and nothing was sent. After it the keys are right, and the cause of every failure is the
-network, or a server that stops or starts.
+A failed handshake can mean wrong keys or a bad network. Before the first success, wrong keys are
+the likely cause, and no request has been sent. After it, the keys are known to be right, and a
+failure means that the network or the server failed.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from .pending_requests import AnswerSink, BufferReader, PendingRequest, WaitPoli
 from .sockets import SocketOwnership
 from .transports import IN, OUT, TransportEvent, UnixTransport, ZmqTransport, connect_unix
 
-_MOST_BROKEN_OFF = 8  # in a row, with keys, before the first success: then keys are what is wrong
-_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.02, 0.5  # between two greetings
+_MOST_BROKEN_OFF = 8  # failures in a row before the first success that mean wrong keys
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.02, 0.5  # between two handshakes
 
 
 class Handshakes:
-    """The greetings of one connection. Single-owner: whoever has the turn.
+    """Counts the handshakes of one connection. Single-owner: the thread that owns the socket.
 
     >>> handshakes = Handshakes(has_keys=True)
     >>> for _ in range(8):
@@ -60,32 +61,35 @@ class Handshakes:
 
     def __init__(self, *, has_keys: bool) -> None:
         self._has_keys = has_keys
-        self._was_accepted = self.settled = False  # settled: the last greeting succeeded
+        self._was_accepted = self.settled = False  # settled: the last handshake succeeded
         self._failed = 0  # in a row
         self._last = TransportEvent.BROKEN_OFF
-        self._random = random.Random()  # not the user's own draws
+        self._random = random.Random()  # leaves the user's global generator unchanged
 
     def succeeded(self) -> None:
-        """The server accepted this client."""
+        """Records that the server accepted this client."""
         self._was_accepted = self.settled = True
         self._failed = 0
 
     def lost(self) -> float:
-        """A connection ended after its greeting; seconds until the next try.
+        """Returns the seconds until the next try after an established connection was lost.
 
-        Clients that lost their server at one moment come back at different ones.
+        The pause is random, so that clients of one server do not all reconnect at the same moment.
         """
         return _FIRST_RETRY_S * self._random.uniform(0.75, 1.25)
 
     def failed(self, why: TransportEvent) -> float:
-        """A greeting failed; seconds until the next try, more each time."""
+        """Records a failed handshake and returns the seconds until the next try.
+
+        The pause grows with each failure in a row.
+        """
         self._last, self.settled = why, False
         self._failed += 1
         return min(self.lost() * 2 ** min(self._failed - 1, 10), _LONGEST_RETRY_S)
 
     @property
     def refused(self) -> bool:
-        """Whether the server lets this client in at no time, as far as it can be known."""
+        """Whether the server will probably never accept this client."""
         if self._was_accepted or not self._failed:
             return False
         if self._last in (TransportEvent.UNKNOWN_KEY, TransportEvent.REFUSED):
@@ -94,13 +98,13 @@ class Handshakes:
 
     @property
     def complaint(self) -> str:
-        """What is wrong with the greetings, in words; empty while they succeed."""
+        """Describes what is wrong with the handshakes; empty while they succeed."""
         if not self._failed:
             return ""
         if self._was_accepted:
             unknown = "; it says that it does not know this client's key" * self._is_unknown
             return (
-                f"it accepted this client before, and since then {self._failed} greetings failed: "
+                f"it accepted this client before, and {self._failed} handshakes failed since then: "
                 f"the network cuts connections, or the server was restarted, perhaps with other "
                 f"keys{unknown}"
             )
@@ -112,10 +116,11 @@ class Handshakes:
         if self._last is TransportEvent.REFUSED:
             return "it refuses this client: the keys do not fit; only one side has keys"
         if not self.refused:
-            return f"{self._failed} greetings in a row were broken off"
+            return f"{self._failed} handshakes in a row were broken off"
         return (
-            f"it broke off {self._failed} greetings in a row: the keys do not fit (server.pub here "
-            f"is not the server's, or only one side has keys), or the network cuts every connection"
+            f"it broke off {self._failed} handshakes in a row: the keys do not fit (server.pub is "
+            f"not that of the server, or only one side has keys), or the network cuts every "
+            f"connection"
         )
 
     @property
@@ -123,22 +128,25 @@ class Handshakes:
         return self._last is TransportEvent.UNKNOWN_KEY
 
 
-_FIRST_S = 2.0  # without an answer, until it is said
-_AGAIN_S = 15.0  # until it is said again
-_LONG = frozenset((Verb.CHECKPOINT, Verb.SAVE, Verb.LOAD))  # as long as there are rows
+_FIRST_S = 2.0  # without an answer, until the first warning
+_AGAIN_S = 15.0  # between two warnings
+_LONG = frozenset((Verb.CHECKPOINT, Verb.SAVE, Verb.LOAD))  # their time grows with the rows
 
 
 class SilenceLog:
-    """What was said about one server that does not answer. Single-owner: whoever has the turn."""
+    """Logs warnings about a server that does not answer.
+
+    Single-owner: the thread that owns the socket.
+    """
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._heard_s = -math.inf  # the last answer, on the monotonic clock
-        self._since_s = math.inf  # of the silence that was told of; infinite if none was
-        self._next_s = -math.inf  # before it, nothing more is said
+        self._since_s = math.inf  # start of the silence that was logged; infinite if none was
+        self._next_s = -math.inf  # time of the next warning at the earliest
 
     def heard(self) -> None:
-        """The server has answered something."""
+        """Records an answer of the server, and logs the end of a silence."""
         self._heard_s = now = time.monotonic()
         if self._since_s < now:
             _say("%s answers again, after %.0f s.", self._where, now - self._since_s)
@@ -147,7 +155,10 @@ class SilenceLog:
     def look(
         self, waiting: Iterable[PendingRequest], now: float, *, is_up: bool, complaint: str
     ) -> None:
-        """Says what is waited for if it has lasted. A save that takes long is none of that."""
+        """Logs a warning if a request has waited too long.
+
+        Saves and loads on a connected server may take long and are ignored.
+        """
         late = [t for t in waiting if not (is_up and t.verb in _LONG)]
         if not late or now < self._next_s:
             return
@@ -171,10 +182,10 @@ class SilenceLog:
 
 def _what_next(pending: PendingRequest, now: float) -> str:
     if math.isinf(pending.limit_s):
-        return "It is asked again for as long as it takes."
+        return "The request is repeated without a limit."
     return (
-        f"It is asked again until {_at(pending.limit_s - now)}; if it comes back by then, the "
-        f"request goes on and is done once, otherwise it is given up with DeadlineError."
+        f"The request is repeated until {_at(pending.limit_s - now)} and executed once; after that "
+        f"it fails with DeadlineError."
     )
 
 
@@ -183,7 +194,7 @@ def _began_s(pending: PendingRequest) -> float:
 
 
 def _at(from_now_s: float) -> str:
-    """The time of day that many seconds from now."""
+    """Returns the time of day in `from_now_s` seconds."""
     return datetime.fromtimestamp(wall_ns() / 1e9 + from_now_s).strftime("%H:%M:%S")
 
 
@@ -191,19 +202,22 @@ def _say(text: str, *values: object) -> None:
     logging.getLogger("hedgerow").warning(text, *values)
 
 
-_LONGEST_GAP = 4  # times `retry_s` between two times of asking
-# Times `retry_s` without a sign of life, until a connection counts as lost; at least so long.
+_LONGEST_GAP = 4  # longest time between two sends of a request, in multiples of `retry_s`
+# A connection is lost after this time without a heartbeat: a multiple of `retry_s`, and a minimum.
 _SILENT_GAPS, _LEAST_SILENT_S = 10, 2.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5  # before a busy server is asked again
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5  # before a request to a busy server is sent again
 _HOW_TO_GO_ON = (
-    " Do not repeat the call, which could do it twice: go on with the next batch, so that at most "
-    "this write is missing, or load a checkpoint on all servers and go on from there."
+    " Do not repeat the call, because the write could be applied twice: go on with the next batch, "
+    "where at most this write is missing, or load a checkpoint on all servers and go on from it."
 )
 _NOT_THIS_ONE = ", but this one is or may be in the checkpoint: do not repeat it"
 
 
 class ServerConnection:
-    """A line to a server and the requests on it. Safe from many threads; not across a fork."""
+    """The connection to one server and its requests in flight.
+
+    Safe from many threads; must not be used after a fork.
+    """
 
     def __init__(
         self,
@@ -221,22 +235,22 @@ class ServerConnection:
         self.incarnation = 0
         self._process = os.getpid()
         self._in_flight: dict[int, PendingRequest] = {}
-        self._writes: dict[int, None] = {}  # the writes among them; sequences rise
+        self._writes: dict[int, None] = {}  # the writes in flight, in rising order of sequence
         self._unsent = 0
         self._sequence = 0
         self._handshakes = Handshakes(has_keys=keys is not None)
         self._silence_log = SilenceLog(self.where)
         self._silent_s = max(_LEAST_SILENT_S, _SILENT_GAPS * self.patience.retry_s)
-        self._connect_s = math.inf  # when the line, which waits until then, goes to the server
+        self._connect_s = math.inf  # when the transport will connect, if it waits before a retry
         self._ownership = SocketOwnership()
         self.keys = keys
-        self._may_use_unix = keys is None  # who has keys wants what they protect
+        self._may_use_unix = keys is None  # with keys, traffic must be encrypted
         self._transport: ZmqTransport | UnixTransport = self._open_unix() or self._open_zmq()
         self._is_up = isinstance(self._transport, UnixTransport)
 
     @property
     def where(self) -> str:
-        """The server, as errors name it."""
+        """The name and address of the server, for error messages."""
         return self.name if self.name == self.address else f"server {self.name} at {self.address}"
 
     def _open_unix(self) -> UnixTransport | None:
@@ -248,13 +262,13 @@ class ServerConnection:
         return made
 
     def _waiting_line(self) -> ZmqTransport:
-        """One that goes nowhere yet."""
+        """Returns a ZeroMQ transport that is not connected yet."""
         return ZmqTransport(
             self.address, self.keys, self._ownership.wake_fd, silent_s=self._silent_s
         )
 
     def close(self) -> None:
-        """Ends the connection; requests under way are forgotten."""
+        """Closes the connection. Requests in flight fail with `StateError`."""
         if self._transport.closed or os.getpid() != self._process:
             return
         self._ownership.take()
@@ -270,10 +284,10 @@ class ServerConnection:
             self._ownership.end()
 
     def __del__(self) -> None:
-        if hasattr(self, "_line"):  # else it was never open
+        if hasattr(self, "_transport"):  # else the constructor failed
             self.close()
 
-    # ---- asking
+    # ---- requests
 
     def start(
         self,
@@ -282,7 +296,7 @@ class ServerConnection:
         sink: AnswerSink,
         patience: WaitPolicy | None = None,
     ) -> PendingRequest:
-        """Sends a request; its answer goes to `sink` while somebody waits for an answer."""
+        """Sends a request. A thread that waits for any answer writes this one to `sink`."""
         patience = patience or self.patience
         now, deadline_s = time.monotonic(), patience.deadline_s
         pending = PendingRequest(
@@ -312,7 +326,7 @@ class ServerConnection:
         return pending
 
     def wait(self, pending: PendingRequest) -> None:
-        """Returns when the answer is whole; raises what went wrong."""
+        """Returns when the answer is complete. Raises the error of the request."""
         if os.getpid() != self._process:
             raise self._forked()
         while not pending.done:
@@ -330,21 +344,21 @@ class ServerConnection:
             f"one was forked; connect again here."
         )
 
-    # ---- sending; whoever does has the turn
+    # ---- sending; the caller owns the socket
 
     def _try_send(self, pending: PendingRequest) -> None:
         now = time.monotonic()
         left_s = pending.limit_s - now
         left_ms = 0 if math.isinf(left_s) else min(max(int(left_s * 1000), 1), 2**32 - 1)
         sequence, (head, *buffers) = pending.sequence, pending.frames
-        acked = next(iter(self._writes), self._sequence + 1)  # below it, no write waits
+        acked = next(iter(self._writes), self._sequence + 1)  # the oldest write in flight
         origin = self.client, sequence, acked, self.incarnation, left_ms
         ORIGIN.pack_into(head, ORIGIN_AT, *origin)
         once, room_bytes = pending.again_s == 0, pending.sink.room_bytes
         try:
             if not self._transport.send(sequence, head, buffers, room_bytes, once=once):
-                return  # sent when the line can
-        except OSError:  # memory that cannot be shared travels
+                return  # sent once the transport can take it
+        except OSError:  # memory cannot be shared: send over TCP
             self._may_use_unix = False
             self._change(self._open_zmq())
             return
@@ -354,18 +368,18 @@ class ServerConnection:
         pending.gap_s = min(2 * pending.gap_s, _LONGEST_GAP * pending.patience.retry_s)
 
     def _take_back(self, pending: PendingRequest) -> None:
-        """It is to be sent again."""
+        """Marks a request to be sent again."""
         self._unsent += pending.sent
         pending.sent = False
 
-    # ---- reading; whoever does has the turn
+    # ---- reading; the caller owns the socket
 
     def _read_until(self, pending: PendingRequest) -> None:
         while not pending.done:
             send = self._unsent > 0
             found, complained, wanted = self._transport.ready(send=send), False, False
             if not found:
-                self._ownership.reader_waits = True  # from now on a sender wakes this thread
+                self._ownership.reader_waits = True  # a sender wakes this thread from now on
                 if self._ownership.senders:
                     self._ownership.reader_waits = False
                     return
@@ -401,11 +415,11 @@ class ServerConnection:
         try:
             answer, frames = read_answer(head)
         except FrameError:
-            self.counters.add("answers_refused")  # not from a server of ours; the deadline holds
+            self.counters.add("answers_refused")  # not a valid answer; the request still waits
             return
         self._silence_log.heard()
         if not self._handshakes.settled:
-            self._handshakes.succeeded()  # also on a near line, which has no greeting of its own
+            self._handshakes.succeeded()  # a Unix socket reports no handshake of its own
         pending = self._in_flight.get(answer.sequence)
         if pending is None:
             self.counters.add("answers_late")
@@ -429,7 +443,7 @@ class ServerConnection:
             self._roll_back(answer)
             return False
         if answer.verb not in CONTROL or not self.incarnation:
-            self._meet(answer.incarnation)  # told only where a rolled-back server would say so
+            self._meet(answer.incarnation)  # a rolled-back server refuses every other request
         if answer.status == Status.BUSY:
             self.counters.add("busy")
             pending.gap_s = min(max(pending.gap_s / 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
@@ -455,12 +469,15 @@ class ServerConnection:
             pending.error, pending.frames, pending.done = error, (), True
             self._transport.release(pending.sequence, answered=error is None)
 
-    # ---- when things go wrong
+    # ---- failures
 
     def _roll_back(self, answer: ServerAnswer) -> None:
-        """Writes under way fail; reads are asked again, but one at least tells the caller."""
+        """Fails the writes in flight with `RolledBackError` and sends the reads again.
+
+        If no write is in flight, the first read fails, so that the caller learns of the rollback.
+        """
         if answer.incarnation == self.incarnation:
-            return  # told already
+            return  # already reported
         self.incarnation = answer.incarnation
         self.counters.add("rolled_back")
         step, sequence, _ = answer.numbers
@@ -484,16 +501,16 @@ class ServerConnection:
         self._ownership.tell()
 
     def _read_monitor(self) -> None:
-        """What happened to the line; only how it stands in the end says what to do."""
+        """Reads all transport events and acts on the resulting state of the connection."""
         pause_s = math.inf
         for event in self._transport.events():
             if event is TransportEvent.CONNECTED:
                 self._handshakes.succeeded()
                 self._is_up, pause_s = True, math.inf
-                self._send_all_again()  # what went out before may have been lost
+                self._send_all_again()  # earlier sends may have been lost
             elif event is TransportEvent.ENDED:
                 self.counters.add("disconnected")
-                self._may_use_unix &= self._transport.was_heard  # else it lets nobody in
+                self._may_use_unix &= self._transport.was_heard  # else it accepts no client
                 self._change(self._open_unix() or self._open_zmq())
                 return
             elif self._is_up:
@@ -501,7 +518,7 @@ class ServerConnection:
                 self._is_up, pause_s = False, self._handshakes.lost()
             elif event is not TransportEvent.DISCONNECTED or math.isinf(
                 pause_s
-            ):  # it follows others
+            ):  # a disconnect after another event is not counted again
                 pause_s = self._handshakes.failed(event)
         if not math.isinf(pause_s):
             self._rest(pause_s)
@@ -509,8 +526,10 @@ class ServerConnection:
             self._change(unix)
 
     def _rest(self, pause_s: float) -> None:
-        """Another line, which goes to the server after a pause: a socket whose connection failed
-        comes back after some failures, at once and without end, and after others never."""
+        """Replaces the transport with one that connects after `pause_s`.
+
+        After a failed connection, a ZeroMQ socket either reconnects at once without end or never.
+        """
         if self._handshakes.refused:
             self._refuse_all()
         self._change(self._waiting_line())
@@ -525,7 +544,10 @@ class ServerConnection:
         self._connect_s = math.inf
 
     def _refuse_all(self) -> None:
-        """Of a server that has never let this client in: nothing was sent, but over a near line."""
+        """Fails the requests to a server that has never accepted this client.
+
+        Requests without a deadline, and requests that were sent over a Unix socket, keep waiting.
+        """
         why = f"{self.where}: {self._handshakes.complaint}. Nothing was sent."
         for pending in list(self._in_flight.values()):
             if not (math.isinf(pending.limit_s) or pending.was_sent):
@@ -541,7 +563,7 @@ class ServerConnection:
                 return
 
     def _tend(self) -> None:
-        """Sends again what was not answered, and gives up what is late."""
+        """Sends unanswered requests again and ends those whose deadline has passed."""
         now = time.monotonic()
         if now >= self._connect_s:
             self._connect_again()
@@ -575,12 +597,15 @@ class ServerConnection:
         self._ownership.tell()
 
     def _forget_sent(self) -> None:
-        """A write that was given up may lie in the socket still, in memory of the caller's that
-        will change now: a new line, and what else is under way is sent again."""
+        """Replaces the transport and sends the other requests again.
+
+        The old socket may still hold a write that was given up, in memory that the caller reuses
+        now.
+        """
         self._change(self._open_unix() or self._open_zmq())
 
     def _change(self, transport: ZmqTransport | UnixTransport) -> None:
-        """Goes on with another line; what is under way is sent again there."""
+        """Replaces the transport. Requests in flight are sent again through the new one."""
         self._transport.close()
         self._transport = transport
         self._is_up, self._connect_s = isinstance(transport, UnixTransport), math.inf

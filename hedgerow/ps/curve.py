@@ -17,10 +17,10 @@ _ZAP = "inproc://zeromq.zap.01"
 
 
 def new_keys(folder: Path) -> list[Path]:
-    """Makes a pair of keys for the servers and one for their clients; secrets are mode 600.
+    """Creates a key pair for the servers and one for their clients. Secret keys get mode 600.
 
-    Servers need server.key and every client*.pub; clients need client.key, client.pub and
-    server.pub. More clients with keys of their own: add their public keys as client-NAME.pub.
+    Servers need server.key and every client*.pub. Clients need client.key, client.pub and
+    server.pub. To give further clients their own keys, add their public keys as client-NAME.pub.
     """
     import zmq
 
@@ -41,7 +41,7 @@ def _write(path: Path, key: bytes, mode: int) -> Path:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except FileExistsError as error:
         raise ConfigError(
-            f"{path} is there; keys are never replaced. Use another folder."
+            f"{path} exists already; keys are never replaced. Use another folder."
         ) from error
     with os.fdopen(descriptor, "wb") as file:
         file.write(key + b"\n")
@@ -67,33 +67,33 @@ def _read(path: Path, *, secret: bool = False) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """A server's secret, and the clients it lets in."""
+    """The secret key of a server, and the public keys of its clients."""
 
     secret: bytes = field(repr=False)
     clients: frozenset[bytes]
 
     @staticmethod
     def read(folder: Path) -> ServerKeys:
-        """From a folder that `new_keys` made."""
+        """Reads a folder that `new_keys` made."""
         clients = frozenset(_read(path) for path in sorted(folder.glob(_CLIENTS)))
         if not clients:
-            raise FileMissingError(f"{folder} has no {_CLIENTS}, so nobody could connect.")
+            raise FileMissingError(f"{folder} has no {_CLIENTS}, so no client could connect.")
         return ServerKeys(_read(folder / SERVER_SECRET, secret=True), clients)
 
     def protect(self, socket: Any) -> None:
-        """Makes a socket speak only CURVE. Before it is bound."""
+        """Makes a socket accept only CURVE. Must be called before `bind`."""
         import zmq
 
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
 
     def guard(self, context: Any) -> Guard:
-        """Who is asked about every new connection of a context."""
+        """Returns the object that decides about every new connection of a context."""
         return Guard(context, self.clients)
 
 
 class Guard:
-    """Answers ZeroMQ's question whether a client may connect (its ZAP protocol, RFC 27)."""
+    """Decides whether a client may connect, through ZeroMQ's ZAP protocol (RFC 27)."""
 
     def __init__(self, context: Any, clients: frozenset[bytes]) -> None:
         import zmq
@@ -105,7 +105,7 @@ class Guard:
         self.socket.bind(_ZAP)
 
     def answer(self) -> None:
-        """Answers one question, which has arrived."""
+        """Answers one request of ZeroMQ, which has arrived."""
         import zmq
         from zmq.utils import z85
 
@@ -120,7 +120,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """A client's pair, and the server it expects."""
+    """The key pair of a client, and the public key of its server."""
 
     secret: bytes = field(repr=False)
     public: bytes
@@ -128,7 +128,7 @@ class ClientKeys:
 
     @staticmethod
     def read(folder: Path | str) -> ClientKeys:
-        """From a folder that `new_keys` made; the server's secret need not be in it."""
+        """Reads a folder that `new_keys` made. The server's secret key need not be in it."""
         folder = Path(folder)
         return ClientKeys(
             _read(folder / CLIENT_SECRET, secret=True),
@@ -137,7 +137,7 @@ class ClientKeys:
         )
 
     def protect(self, socket: Any) -> None:
-        """Makes a socket speak CURVE. Before it is connected."""
+        """Makes a socket use CURVE. Must be called before `connect`."""
         import zmq
 
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
@@ -146,7 +146,7 @@ class ClientKeys:
 
 
 def needs_keys(listen: str, keys: ServerKeys | None, insecure: bool) -> None:
-    """Refuses to listen where others can reach without keys.
+    """Raises `ConfigError` if a server without keys would be reachable from other machines.
 
     >>> needs_keys("tcp://127.0.0.1:0", None, False)
     >>> needs_keys("tcp://0.0.0.0:7000", None, False)

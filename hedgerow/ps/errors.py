@@ -6,15 +6,17 @@ from ..core.errors import HedgerowError, StateError
 
 
 class FrameError(HedgerowError, ValueError):
-    """A message that is no request, or no answer, of this version. Nothing was done."""
+    """A message is not a valid request or answer of this version. Nothing was done."""
 
 
 class ServerAwayError(HedgerowError, ConnectionError):
-    """A server that cannot be reached, or that refuses this client."""
+    """A server cannot be reached, or refuses this client."""
 
 
 class DeadlineError(ServerAwayError, TimeoutError):
-    """No answer within the deadline. `may_have_happened`: a write that was sent, and not answered.
+    """No answer arrived within the deadline.
+
+    `may_have_happened` is true for a write that was sent but not answered.
 
     >>> DeadlineError("no answer").may_have_happened
     False
@@ -26,23 +28,23 @@ class DeadlineError(ServerAwayError, TimeoutError):
 
 
 class ServerRefusedError(HedgerowError, RuntimeError):
-    """A server could not do what it was asked for; the message is its own."""
+    """A server could not do what was requested. The message comes from the server."""
 
 
 class ConsumerGoneError(StateError):
-    """A server does not know a consumer of touched keys: it was restarted, or dropped it."""
+    """A server does not know a consumer of touched keys, because it was restarted or dropped it."""
 
 
 class LogError(HedgerowError, OSError):
-    """The server's log cannot be written or read. What it says was not accepted, was not."""
+    """The log of a server cannot be written or read. A write that raises it was not accepted."""
 
 
 class RolledBackError(StateError):
     """A server was restarted and has lost the writes since its last checkpoint. Raised once.
 
-    `step` is that of the checkpoint, `sequence` the last write of this connection that is in it; 0
-    means none. A write that was under way when it was found out is not in the checkpoint, unless
-    `may_have_happened`: then it is or may be.
+    `step` is the step of the checkpoint. `sequence` is the last write of this connection in the
+    checkpoint, or 0 if there is none. If `may_have_happened` is true, the write that raises this
+    error is or may be in the checkpoint; otherwise it is not.
 
     >>> RolledBackError("server 0/2", step=100, sequence=7)
     RolledBackError('server 0/2', step=100, sequence=7)

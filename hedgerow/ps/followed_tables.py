@@ -21,14 +21,14 @@ from .pending_requests import KeptAnswer, PendingRequest, WaitPolicy
 from .remote_shard import RemoteShard
 from .shard import Fp16Shard, LocalShard, Shard, ShardView
 
-_READ_FLOATS = 2**20  # of one answer
-_TAKE_IDS = 2**17  # of one answer
-_SPARE_BYTES = 1024  # room between the buffers of an answer
+_READ_FLOATS = 2**20  # most values in one answer
+_TAKE_IDS = 2**17  # most ids in one answer
+_SPARE_BYTES = 1024  # for the alignment of the buffers of an answer
 _CLOSING = WaitPolicy(2.0, 0.5)
 
 
 class _LargeAnswer(KeptAnswer):
-    """An answer of one part that may have so many bytes."""
+    """An answer of one part with at most `room_bytes`."""
 
     def __init__(self, room_bytes: int) -> None:
         super().__init__()
@@ -36,10 +36,10 @@ class _LargeAnswer(KeptAnswer):
 
 
 class RemoteTable:
-    """Table `k` of a shard, whose connection belongs to those who follow it.
+    """Table `k` of a shard, read by consumers of its changes over their own connection.
 
-    Word that the server was rolled back reaches each connection once: a trainer would miss it if a
-    publisher heard it in his place.
+    A server reports a rollback to each connection once. On a shared connection a publisher could
+    get the report that the trainer needs.
     """
 
     def __init__(self, shard: RemoteShard, k: int) -> None:
@@ -57,19 +57,19 @@ class RemoteTable:
         all_changes: bool = False,
         overflow: Overflow = "whole_table",
     ) -> RemoteTouched:
-        """The keys that changed since `consumer` last took them; collected from now on."""
+        """Returns the keys that changed since `consumer` last took them, collected from now on."""
         settings = TouchedSettings(capacity, all_changes, overflow)
         return RemoteTouched(self._shard, self.k, consumer, settings)
 
     def lookup(self, keys: Int64[Tensor, "n"]) -> Lookup:
-        """Rows as they are now; zeros where there is none."""
+        """Returns the current rows, with zeros for absent rows."""
         rows, _ = self.read(keys)
         return Lookup(TableKeys.of_one(keys), rows.view(-1), (self.dim,))
 
     def read(
         self, ids: Int64[Tensor, "n"], *, step: int | None = None
     ) -> tuple[Float32[Tensor, "n dim"], Bool[Tensor, "n"]]:
-        """Rows as they are now, and which of them are there."""
+        """Returns the current rows, and whether each key has one."""
         checks.tensor("ids", ids, torch.int64, (None,))
         options = Options(table=self.k, step=None if step is None else checks.count("step", step))
         asked = []
@@ -83,15 +83,17 @@ class RemoteTable:
     def _rows(self, n: int, kept: KeptAnswer, pending: PendingRequest) -> tuple[Tensor, Tensor]:
         self._shard.connection.wait(pending)
         if len(kept.frames) != 2:
-            raise FrameError(f"rows in {len(kept.frames)} buffers; marks and rows are two.")
+            raise FrameError(f"rows in {len(kept.frames)} buffers; 2 are expected.")
         marks = tensor_over(kept.frames[0], torch.bool, n, "marks")
         rows = tensor_over(kept.frames[1], torch.float32, n * self.dim, "rows")
         return rows.view(n, self.dim), marks
 
     def all_ids(self) -> Iterator[Int64[Tensor, "n"]]:
-        """The ids of all rows, in slices; one that stays meanwhile is given exactly once.
+        """Yields the ids of all rows, in slices.
 
-        A server that is restarted meanwhile is an error: its rows lie elsewhere, or are gone.
+        A row that exists throughout is yielded exactly once.
+
+        Raises `StateError` if the server is restarted in between, because its rows may have moved.
         """
         cursor, done, met = 0, False, 0
         while not done:
@@ -104,8 +106,8 @@ class RemoteTable:
             met = met or kept.answer.incarnation
             if kept.answer.incarnation != met:
                 raise StateError(
-                    f"{self._shard.connection.where} was restarted while its ids were read; begin "
-                    f"anew."
+                    f"{self._shard.connection.where} was restarted while its ids were read; start "
+                    f"again."
                 )
             cursor, done, n = kept.answer.offset, bool(kept.number(0)), kept.number(1)
             if n:
@@ -113,12 +115,12 @@ class RemoteTable:
 
 
 class RemoteTouched:
-    """One consumer's touched keys of a table on a server; owns a lock.
+    """The touched keys of one consumer of a table on a server. Owns a lock.
 
-    A take that was not answered is asked for again by the next one and gives the same keys. When
-    the server has forgotten the consumer, for example in a restart, the next take opens it again
-    and says that the whole table may have changed; `life` is another number then. With
-    `overflow="forget"` nothing is said, as Monolith does not.
+    The next take repeats a take that was not answered, and returns the same keys. If the server has
+    lost the consumer, for example in a restart, the next take opens it again and reports that the
+    whole table may have changed; `life` then changes. With `overflow="forget"` it reports nothing,
+    as in Monolith.
     """
 
     def __init__(
@@ -129,22 +131,22 @@ class RemoteTouched:
         self._lock = threading.Lock()
         self._number = self._life = self._start = 0
         self._began_empty = False
-        self._taken: list[Tensor] = []  # parts that arrived of a take that goes on
+        self._taken: list[Tensor] = []  # the received parts of an unfinished take
         self._whole, self._forgotten = False, 0
         self._open()
 
     @property
     def life(self) -> int:
-        """Another number after keys may have been lost."""
+        """A number that changes when keys may have been lost."""
         return self._life
 
     @property
     def began_empty(self) -> bool:
-        """Whether the server was restarted since it was first asked, and had no rows then."""
+        """Whether the server was restarted since the first connection, and then had no rows."""
         return self._began_empty
 
     def take(self) -> TouchedBatch:
-        """The keys touched since the last take that arrived."""
+        """Returns the keys touched since the last take that arrived."""
         with self._lock:
             try:
                 while self._part():
@@ -158,11 +160,11 @@ class RemoteTouched:
             return taken
 
     def _part(self) -> bool:
-        """Takes the next part; whether there are more. What has arrived stays, come what may."""
+        """Takes the next part and returns whether more follow. Received parts survive an error."""
         order = {"number": self._number + 1, "most": _TAKE_IDS}
         kept = self._ask(Verb.TOUCHED_TAKE, order)
         if len(kept.frames) != 1 or kept.answer is None:
-            raise FrameError(f"touched keys in {len(kept.frames)} buffers; there is one.")
+            raise FrameError(f"touched keys in {len(kept.frames)} buffers; 1 is expected.")
         count = memoryview(kept.frames[0]).nbytes // 8
         ids = tensor_over(kept.frames[0], torch.int64, count, "ids")
         self._number += 1
@@ -180,13 +182,15 @@ class RemoteTouched:
             self._ask(Verb.TOUCHED_BACK, {"whole_table": whole}, [buffer_of(ids.contiguous())])
 
     def close(self) -> None:
-        """Collects no more; a second call does nothing. A server that is away is soon given up:
-        it forgets those who do not come."""
+        """Stops collecting keys; a second call has no effect.
+
+        An unreachable server is given up after a short wait. It drops idle consumers itself.
+        """
         with self._lock:
             self._ask(Verb.TOUCHED_CLOSE, {}, patience=_CLOSING)
 
     def _open(self) -> None:
-        # The number is drawn here, so that a request that comes twice opens one consumer.
+        # The client draws the number, so that a repeated request opens one consumer.
         life = secrets.randbits(62) | 1
         kept = self._ask(
             Verb.TOUCHED_OPEN,
@@ -219,15 +223,15 @@ class RemoteTouched:
         return kept
 
 
-# Who follows several servers asks them one after the other: one that is away must not hold up the
-# rest, and what was not answered is asked for again.
+# A consumer polls its servers one after another, so an unreachable server must not block it for
+# long. A request without an answer is repeated later.
 _PATIENCE = WaitPolicy(5.0, 1.0)
 
 
 def followed_tables(shard: Shard) -> dict[str, HostTable | RemoteTable]:
-    """Every table of a shard by name; a server is asked over a connection of its own.
+    """Returns every table of a shard by name. Tables on a server get a connection of their own.
 
-    That connection ends with the last of its tables.
+    The connection closes when the last of its tables is deleted.
 
     >>> from hedgerow.tables.config import Segment, TableConfig
     >>> from hedgerow.tables.initializers import Zeros
@@ -251,7 +255,7 @@ def followed_tables(shard: Shard) -> dict[str, HostTable | RemoteTable]:
 
 
 def _again(shard: RemoteShard) -> RemoteShard:
-    """The same tables over another connection, on which a server that is away is an error."""
+    """Returns the same tables over a new connection with a short deadline."""
     connection = shard.connection
     configs = dict(zip(shard.config.names, shard.config.configs, strict=True))
     made = RemoteShard(connection.address, configs, name=connection.name, keys=connection.keys)

@@ -1,7 +1,7 @@
-"""The messages between a client and a server: frames, tensors in buffers, table configurations.
+"""The messages between a client and a server: heads, tensors as buffers, table configurations.
 
-A message is a head of fixed layout and then raw buffers, one frame each: ids, rows, gradients. All
-numbers are little endian. Whoever reads a message checks every length before it takes memory.
+A message is a head of fixed layout, followed by raw buffers of ids, rows or gradients, one frame
+each. All numbers are little endian. A reader checks every length before it allocates memory.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from .errors import FrameError
 
 MAGIC, VERSION = b"HRPS", 1
 MAX_FRAME_BYTES = 2**30  # of one buffer: 16 million rows of 16 columns
-MAX_TEXT_BYTES = 2**24  # of what travels as JSON
+MAX_TEXT_BYTES = 2**24  # of one JSON buffer
 MAX_TABLES = 2**16 - 1
 MAX_FRAMES = 5  # the head and four buffers
 SMALL_BYTES = 2**16  # a single buffer up to this travels in the frame of the head
 
-# These are made for every request, so they are plain: a frozen one takes twice as long to make.
+# The dataclasses of a message are not frozen: constructing a frozen one takes twice as long.
 # magic, version, verb, flags, wire, missing, tables, rates, table, client, sequence, acked,
-# incarnation, deadline in ms, room, step, ts, cursor
+# incarnation, deadline in ms, rows, step, ts, cursor
 REQUEST = struct.Struct("<4sHBBBBHHHQQQQIIqqQ")
 # magic, version, verb, status, wire, frames, reserved, sequence, incarnation, part, parts, offset,
 # three numbers
 ANSWER = struct.Struct("<4sHBBBBHQQIIQqqq")
-ORIGIN, ORIGIN_AT = struct.Struct("<QQQQI"), 16  # client to deadline, inside a request's head
+ORIGIN, ORIGIN_AT = struct.Struct("<QQQQI"), 16  # the fields client to deadline of REQUEST
 STEP, _PER_OCCURRENCE, _COUNTS = 1, 2, 4
 
 Buffer = Any
-"""What the buffer protocol takes: bytes, a memoryview, a frame, an array."""
+"""Any object with the buffer protocol: bytes, a memoryview, a frame, an array."""
 
 
 class Verb(IntEnum):
-    """What a server can be asked for."""
+    """The operations of a server."""
 
     OPEN = 1
     DESCRIBE = 2
@@ -78,7 +78,7 @@ class Verb(IntEnum):
     TOUCHED_CLOSE = 43
 
 
-# Reads that may take long, however few ids they name: never done by the loop itself.
+# Reads that can take long whatever their number of ids. The server's loop never runs them itself.
 LONG_READS = frozenset((Verb.SCAN, Verb.SCAN_IDS, Verb.TOUCHED_TAKE, Verb.TOUCHED_BACK))
 CONTROL = frozenset((Verb.DESCRIBE, Verb.HEALTH, Verb.COUNTERS))
 WRITES = frozenset(verb for verb in Verb if Verb.APPLY_GRADIENTS <= verb <= Verb.ERASE)
@@ -87,7 +87,7 @@ _VERBS = {int(verb): verb for verb in Verb}
 
 
 class Status(IntEnum):
-    """How a request went."""
+    """The outcome of a request."""
 
     DONE = 0
     FAILED = 1
@@ -98,9 +98,13 @@ class Status(IntEnum):
 _STATUSES = {int(status): status for status in Status}
 
 
-@dataclass(slots=True, unsafe_hash=True)  # never changed: it may be a default
+@dataclass(slots=True, unsafe_hash=True)  # never modified, so it can be a default argument
 class RequestOrigin:
-    """Who asks, and how often before. `acked`: answers to all writes below it have arrived."""
+    """The client of a request, its sequence number and its deadline.
+
+    `acked`: the client has the answers to all its writes with a smaller sequence number.
+    `incarnation`: the server process that the client knows.
+    """
 
     client: int = 0
     sequence: int = 0
@@ -112,9 +116,9 @@ class RequestOrigin:
 NOBODY = RequestOrigin()
 
 
-@dataclass(slots=True, unsafe_hash=True)  # never changed: it may be a default
+@dataclass(slots=True, unsafe_hash=True)  # never modified, so it can be a default argument
 class Options:
-    """The arguments of a verb that are plain numbers."""
+    """The numeric arguments of a verb."""
 
     wire: int = 0
     missing: int = 0
@@ -132,7 +136,7 @@ NO_OPTIONS = Options()
 
 @dataclass(slots=True)
 class ServerRequest:
-    """One request: `frames` are its buffers, ids first where the verb takes keys."""
+    """A request. `frames` are its buffers; the ids come first if the verb takes keys."""
 
     verb: Verb
     origin: RequestOrigin = NOBODY
@@ -140,15 +144,15 @@ class ServerRequest:
     splits: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
     frames: Sequence[Buffer] = ()
-    room: Any = None  # a tensor that the rows of a lookup may go into; it does not travel
+    room: Any = None  # where a lookup may write its rows; it is not part of the message
 
     @property
     def is_write(self) -> bool:
-        """Whether it changes rows and so must happen once."""
+        """Whether the request changes rows and must be applied exactly once."""
         return self.verb in WRITES
 
     def head(self) -> bytes:
-        """The first frame."""
+        """Returns the first frame of the message."""
         origin, options = self.origin, self.options
         flags = (
             (options.step is not None) * STEP
@@ -183,7 +187,9 @@ class ServerRequest:
 
 
 def message(head: Buffer, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-    """The frames of a message. One small buffer is copied behind its head: a frame takes longer.
+    """Returns the frames of a message.
+
+    A single small buffer is appended to the head, because the copy is faster than a second frame.
 
     >>> [len(frame) for frame in message(b"head", [bytes(8)])]
     [12]
@@ -194,7 +200,9 @@ def message(head: Buffer, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
 
 
 def read_request(frames: Sequence[Buffer]) -> ServerRequest:
-    """The request of a message, its lengths proved; of ids, not yet of rows.
+    """Returns the request in `frames` after checking the lengths of its head and ids.
+
+    The lengths of its rows are not checked here.
 
     >>> sent = ServerRequest(Verb.LOOKUP, splits=(0, 1), frames=[bytes(8)])
     >>> read_request([sent.head(), *sent.frames]) == sent
@@ -206,7 +214,9 @@ def read_request(frames: Sequence[Buffer]) -> ServerRequest:
         raise FrameError(f"a request of {len(frames)} frames; 1 to {MAX_FRAMES} are allowed.")
     head = memoryview(frames[0])
     if len(head) < REQUEST.size or head[:4] != MAGIC:
-        raise FrameError(f"a head of {len(head)} bytes that is none of ours; is this a client?")
+        raise FrameError(
+            f"a head of {len(head)} bytes is not that of a request; is the sender a client?"
+        )
     (_, version, verb, flags, wire, missing, tables, rates, table, *rest) = REQUEST.unpack_from(
         head
     )
@@ -223,7 +233,7 @@ def read_request(frames: Sequence[Buffer]) -> ServerRequest:
         head = frames[0]
     splits, given = _splits(head, tables, rates)
     if splits and splits[-1] == 0 and len(frames) == 1:
-        frames = [head, b""]  # no ids behind the head are a buffer, too
+        frames = [head, b""]  # an empty buffer of ids is not sent
     if splits and (len(frames) < 2 or _bytes(frames[1]) != 8 * splits[-1]):
         found = _bytes(frames[1]) if len(frames) > 1 else 0
         raise FrameError(f"{found} bytes of ids where the head says {splits[-1]} ids.")
@@ -273,7 +283,7 @@ def _bytes(frame: Buffer) -> int:
 
 @dataclass(slots=True)
 class ServerAnswer:
-    """One answer, or one of its parts: `frames` begin at float `offset` of all."""
+    """An answer, or one part of it. `frames` start at value `offset` of the whole answer."""
 
     verb: Verb
     sequence: int = 0
@@ -287,7 +297,7 @@ class ServerAnswer:
     frames: Sequence[Buffer] = ()
 
     def head(self, sequence: int, incarnation: int) -> bytes:
-        """The first frame, to the request of that number."""
+        """Returns the first frame of the answer to request `sequence`."""
         return ANSWER.pack(
             MAGIC,
             VERSION,
@@ -306,19 +316,19 @@ class ServerAnswer:
 
 
 def behind_head(head: Buffer) -> memoryview:
-    """The buffer that came in the frame of an answer's head; empty if none did."""
+    """Returns the buffer that follows the head in the same frame; it may be empty."""
     return memoryview(head)[ANSWER.size :]
 
 
 def read_answer(head: Buffer) -> tuple[ServerAnswer, int]:
-    """An answer without its buffers, and how many of them follow.
+    """Returns an answer without its buffers, and the number of buffers that follow.
 
     >>> read_answer(ServerAnswer(Verb.SIZES, frames=[b""]).head(7, 1))[0].sequence
     7
     """
     view = memoryview(head)
     if len(view) < ANSWER.size or view[:4] != MAGIC:
-        raise FrameError(f"an answer with a head of {len(view)} bytes that is none of ours.")
+        raise FrameError(f"a head of {len(view)} bytes is not that of an answer.")
     found = ANSWER.unpack_from(view)
     _, version, verb, status, wire, frames, _, sequence, incarnation, *rest = found
     if version != VERSION:
@@ -346,7 +356,7 @@ WIRES: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
 _NUMPY = {
     torch.float32: np.dtype(np.float32),
     torch.float16: np.dtype(np.float16),
-    torch.bfloat16: np.dtype(np.int16),  # numpy has no such type; the bits travel
+    torch.bfloat16: np.dtype(np.int16),  # numpy has no bfloat16; the bits are sent
     torch.int64: np.dtype(np.int64),
     torch.int8: np.dtype(np.int8),
     torch.bool: np.dtype(np.bool_),
@@ -354,18 +364,18 @@ _NUMPY = {
 
 
 def wire_code(dtype: torch.dtype) -> int:
-    """The number of a wire format.
+    """Returns the number of a wire format.
 
     >>> wire_code(torch.bfloat16)
     2
     """
     if dtype not in WIRES:
-        raise InputError(f"wire is {dtype}; rows travel as {', '.join(map(str, WIRES))}.")
+        raise InputError(f"wire is {dtype}; it must be one of {', '.join(map(str, WIRES))}.")
     return WIRES.index(dtype)
 
 
 def tensor_over(frame: Buffer, dtype: torch.dtype, count: int, what: str) -> Tensor:
-    """The buffer as `count` values; a copy only where it lies across the borders of a word.
+    """Returns the buffer as a tensor of `count` values; copies it only if it is not aligned.
 
     >>> tensor_over(bytearray(16), torch.int64, 2, "ids").tolist()
     [0, 0]
@@ -373,43 +383,46 @@ def tensor_over(frame: Buffer, dtype: torch.dtype, count: int, what: str) -> Ten
     kind = _NUMPY[dtype]
     view = memoryview(frame)
     if view.nbytes != count * kind.itemsize:
-        raise FrameError(f"{view.nbytes} bytes of {what}; {count} values have other lengths.")
+        raise FrameError(f"{view.nbytes} bytes of {what}; {count} values have another length.")
     array = np.frombuffer(view, kind)
-    if not array.flags.behaved:  # aligned, and torch may believe that it can write
+    if not array.flags.behaved:  # aligned and writable, as torch requires
         array = array.copy()
     found = torch.from_numpy(array)
     return found.view(torch.bfloat16) if dtype == torch.bfloat16 else found
 
 
 def buffer_of(tensor: Tensor) -> Buffer:
-    """The memory of a contiguous tensor, which stays as it is while the buffer is held."""
+    """Returns the memory of a contiguous tensor, without a copy.
+
+    The tensor must not change while the buffer is in use.
+    """
     plain = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
     return plain.numpy().data.cast("B") if tensor.numel() else b""
 
 
 def address_of(buffer: Buffer) -> int:
-    """Where a buffer lies in memory."""
+    """Returns the memory address of a buffer."""
     return np.frombuffer(buffer, np.uint8).ctypes.data
 
 
 def narrowed(rows: Float32[Tensor, "floats"], wire: int) -> Tensor:
-    """Rows as they travel."""
+    """Converts rows to the wire format."""
     return rows.to(WIRES[wire]) if wire else rows
 
 
 def widened(frame: Buffer, wire: int, count: int, what: str) -> Float32[Tensor, "floats"]:
-    """Rows as they arrived, as float32; over the buffer itself if they travelled so."""
+    """Returns rows of the wire format as float32. Rows sent as float32 are not copied."""
     found = tensor_over(frame, WIRES[wire], count, what)
     return found.float() if wire else found
 
 
 def float_bytes(wire: int) -> int:
-    """Bytes of one value on its way."""
+    """Returns the bytes of one value in the wire format."""
     return WIRES[wire].itemsize
 
 
 def check_room(floats: int, wire: int) -> None:
-    """Refuses rows that fit no message; of requests, since answers come in parts."""
+    """Raises `InputError` if rows do not fit into one request. Answers have no such limit."""
     if floats * float_bytes(wire) > MAX_FRAME_BYTES:
         raise InputError(
             f"{floats} values in one request; at most {MAX_FRAME_BYTES // float_bytes(wire)} of "
@@ -418,23 +431,26 @@ def check_room(floats: int, wire: int) -> None:
 
 
 def text_of(value: object) -> bytes:
-    """A value as JSON."""
+    """Returns a value as JSON bytes."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def value_of(frame: Buffer) -> Any:
-    """The value of a JSON buffer."""
+    """Returns the value of a JSON buffer."""
     view = memoryview(frame)
     if view.nbytes > MAX_TEXT_BYTES:
         raise FrameError(f"{view.nbytes} bytes of text; at most {MAX_TEXT_BYTES}.")
     try:
         return json.loads(bytes(view))
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"a text that is no JSON: {error}.") from error
+        raise FrameError(f"a text that is not JSON: {error}.") from error
 
 
 def document_of(config: MultiConfig) -> list[dict[str, Any]]:
-    """Fit for JSON. A rate that is a function stays with the client: rates travel with updates."""
+    """Returns the table configurations as a value for JSON.
+
+    A learning rate that is a function is replaced by 0, because updates carry their own rates.
+    """
     return [_sendable(table).to_dict() for table in config.configs]
 
 
@@ -452,23 +468,23 @@ def _without_function(segment: Segment) -> Segment:
 
 
 def config_of(document: object) -> MultiConfig:
-    """What `document_of` made."""
+    """Reads the result of `document_of`."""
     if not isinstance(document, list) or not document:
         raise ConfigError("the tables of a server are a list of TableConfig.to_dict().")
     tables = [TableConfig.from_dict(entry) for entry in document]
     named = {table.name: table for table in tables}
     if len(named) != len(tables):
-        raise ConfigError(f"a table stands twice among {[table.name for table in tables]}.")
+        raise ConfigError(f"a table name repeats in {[table.name for table in tables]}.")
     return MultiConfig.of(named)
 
 
 def fingerprint(config: MultiConfig) -> str:
-    """Equal for equal tables, in every process."""
+    """Returns a hash that is equal for equal tables, in every process."""
     return hashlib.sha256(config.text.encode()).hexdigest()[:16]
 
 
 def difference(ours: MultiConfig, theirs: MultiConfig) -> str:
-    """What differs first, in words; empty if nothing does.
+    """Describes the first difference between two configurations; empty if there is none.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -479,7 +495,7 @@ def difference(ours: MultiConfig, theirs: MultiConfig) -> str:
     "table 'item': segments[0].optimizer.lr is 1.0 on the server and 2.0 here"
     """
     if ours.names != theirs.names:
-        return f"the server has tables {list(ours.names)}, and here are {list(theirs.names)}"
+        return f"the server has tables {list(ours.names)}, and the client {list(theirs.names)}"
     for name, mine, other in zip(ours.names, ours.configs, theirs.configs, strict=True):
         pair = (dataclasses.replace(one, slot_key=None).to_dict() for one in (mine, other))
         found = _difference("", *pair)
@@ -505,7 +521,7 @@ def _difference(at: str, mine: object, other: object) -> str:
 def rates_now(
     config: MultiConfig, rates: Sequence[Rate] | None, step: int | None
 ) -> tuple[float, ...]:
-    """One number a segment, tables in order: given, or the optimizers' own, at `step`."""
+    """Returns one learning rate per segment at `step`: the given one, or that of the optimizer."""
     given = config.rates_of(rates)
     now: list[float] = []
     for table, sources in zip(config.configs, given, strict=True):
@@ -513,7 +529,7 @@ def rates_now(
         for source in own if sources is None else sources:
             if callable(source) and step is None:
                 raise ConfigError(
-                    f"table {table.name!r} learns by the step, and step is None; pass step=."
+                    f"the learning rate of table {table.name!r} follows the step; pass step=."
                 )
             now.append(rate_at(source, step or 0))
     return tuple(now)

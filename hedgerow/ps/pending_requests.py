@@ -1,4 +1,4 @@
-"""Requests of a client that wait for their answers, and where an answer is written."""
+"""Requests of a client that wait for their answers, and the places that answers are written to."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from .messages import WRITES, Buffer, ServerAnswer, Verb, value_of, widened
 
 
 class BufferReader(Protocol):
-    """The rest of a message whose head was read."""
+    """The buffers of a message whose head was read."""
 
     def into(self, room: memoryview) -> int:
-        """The next buffer, copied once; its length."""
+        """Copies the next buffer into `room` and returns its length."""
         ...
 
     def frame(self) -> Buffer:
-        """The next buffer as it is."""
+        """Returns the next buffer without a copy."""
         ...
 
 
 class AnswerSink(Protocol):
-    """Where an answer goes. `room_bytes`: its buffers at most, if they may be large."""
+    """The place an answer is written to. `room_bytes` bounds its buffers if they may be large."""
 
     room_bytes: int
 
     def take(self, answer: ServerAnswer, frames: int, rest: BufferReader) -> bool:
-        """Takes one part; whether the answer is whole now."""
+        """Takes one part and returns whether the answer is complete."""
         ...
 
 
@@ -48,20 +48,20 @@ class KeptAnswer:
         self.frames: list[Buffer] = []
 
     def number(self, at: int = 0) -> int:
-        """One of the numbers of the answer, which is here."""
+        """Returns one number of the answer. Raises if it has not arrived."""
         if self.answer is None:
             raise FrameError("an answer that is not here yet.")
         return self.answer.numbers[at]
 
     @property
     def incarnation(self) -> int:
-        """The life of the server that gave the answer, which is here."""
+        """The incarnation of the server that gave the answer. Raises if it has not arrived."""
         if self.answer is None:
             raise FrameError("an answer that is not here yet.")
         return self.answer.incarnation
 
     def take(self, answer: ServerAnswer, frames: int, rest: BufferReader) -> bool:
-        """Keeps it."""
+        """Keeps the answer and its buffers."""
         self.answer, self.frames = answer, []
         for _ in range(frames):
             self.frames.append(rest.frame())
@@ -69,7 +69,7 @@ class KeptAnswer:
 
 
 class RowsInto:
-    """Rows that go straight into their place; parts may come in any order, and twice."""
+    """Writes rows directly into `out`. Parts may arrive in any order, and more than once."""
 
     def __init__(self, out: Float32[Tensor, "floats"]) -> None:
         self._out = out
@@ -79,9 +79,9 @@ class RowsInto:
         self._taken = 0
 
     def take(self, answer: ServerAnswer, frames: int, rest: BufferReader) -> bool:
-        """Puts one part into its place."""
+        """Writes one part and returns whether the answer is complete."""
         if frames != 1:
-            raise FrameError(f"a part of rows in {frames} buffers; it has one.")
+            raise FrameError(f"a part of rows in {frames} buffers; 1 is expected.")
         if answer.wire:
             taken = self._take_narrow(answer, rest)
         else:
@@ -107,7 +107,10 @@ class RowsInto:
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """How long to wait for a server. None waits for ever; `retry_s` is until it is asked again."""
+    """How long to wait for a server, and after which time to send a request again.
+
+    A `deadline_s` of None waits without limit.
+    """
 
     deadline_s: float | None = 60.0
     retry_s: float = 1.0
@@ -115,15 +118,15 @@ class WaitPolicy:
 
 @dataclass(slots=True)
 class PendingRequest:
-    """One request under way."""
+    """A request in flight."""
 
     verb: Verb
-    frames: Sequence[Any]  # the head, a bytearray, and the buffers; none once it is done
+    frames: Sequence[Any]  # the head, a bytearray, and the buffers; empty once done
     sink: AnswerSink
     patience: WaitPolicy
-    gap_s: float  # until it is sent again if nobody answers, or if the server is busy
-    began_s: float  # when it was made, on the monotonic clock
-    limit_s: float  # when to give up, on the monotonic clock; infinite to wait for ever
+    gap_s: float  # until the next send if no answer arrives or the server is busy
+    began_s: float  # creation time, on the monotonic clock
+    limit_s: float  # deadline, on the monotonic clock; infinite to wait without limit
     sequence: int = 0
     sent: bool = False
     again_s: float = 0.0
@@ -132,20 +135,20 @@ class PendingRequest:
 
     @property
     def is_write(self) -> bool:
-        """Whether it must happen once."""
+        """Whether the request must be applied exactly once."""
         return self.verb in WRITES
 
     @property
     def was_sent(self) -> bool:
-        """Whether it left once, though perhaps on a line that broke."""
+        """Whether the request was sent at least once, even over a connection that failed later."""
         return self.again_s > 0
 
 
 def error_of(frames: Sequence[Buffer], where: str) -> Exception:
-    """The error that an answer tells of, by the name it has on the server."""
+    """Returns the error in an answer, as an instance of the class that the server names."""
     told = value_of(frames[0]) if frames else {}
     if not isinstance(told, dict):
-        raise FrameError(f"an error of {where} that is no object.")
+        raise FrameError(f"an error of {where} that is not a JSON object.")
     name, message = str(told.get("error")), f"{told.get('message')} [{where}]"
     for module in (core_errors, own_errors):
         kind: Any = getattr(module, name, None)
@@ -155,5 +158,5 @@ def error_of(frames: Sequence[Buffer], where: str) -> Exception:
 
 
 def zeros_into(out: Float32[Tensor, "floats"]) -> None:
-    """Zeros where rows did not come."""
+    """Fills `out` with zeros."""
     np.asarray(out.numpy())[...] = 0.0

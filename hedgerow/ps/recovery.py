@@ -1,11 +1,12 @@
-"""The write log of a server, and how it recovers its tables after a stop or a crash.
+"""The write log of a server, and how a server recovers its tables after a stop or a crash.
 
-A log is a row of files, the segments. A record holds the requests of one group, so that what one
-flush covers is there as a whole or not at all. A record that was cut off by a crash can only be the
-last one, and nobody was told that it was accepted: it is dropped. Any other damage is an error.
+A log is a sequence of files, called segments. A record holds the requests of one group, so one
+flush stores the whole group or nothing. A crash can cut off only the last record. Its writes were
+not acknowledged, so it is dropped. Any other damage is an error.
 
-`rows` is a checkpoint of this server alone, with what it remembers of its clients; with the log,
-the segments after it lie beside. `clean` is there while nothing was lost since the checkpoint.
+`rows` is a checkpoint of this server alone, with its client records. With a log, the segments after
+the checkpoint are in the same folder. The file `clean` exists while no write after the checkpoint
+is lost.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ _SIZES = struct.Struct("<QI")
 _BODY = struct.Struct("<qI")  # time, requests
 _MAGIC = b"HRLG"
 _NAME = re.compile(r"log-(\d{12})\Z")
-_AT_ONCE = 64  # buffers in one call to the system
+_AT_ONCE = 64  # buffers per system call
 
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """The requests of one group as frames, and the time they were accepted at."""
+    """The requests of one group as frames, and the time of their acceptance."""
 
     now_s: int
     requests: list[list[memoryview]]
 
 
 class LogClock:
-    """The time of the group that is being applied: the same when the log is replayed.
+    """The time of the current group of writes. A replay of the log sets the same times.
 
     >>> clock = LogClock()
     >>> clock.set(77)
@@ -70,18 +71,18 @@ class LogClock:
         self._now_s = SystemClock().now_s()
 
     def set(self, now_s: int) -> None:
-        """Moves it."""
+        """Sets the time."""
         self._now_s = now_s
 
     def now_s(self) -> int:
-        """The time of the group."""
+        """Returns the time of the current group."""
         return self._now_s
 
 
 class Log:
-    """Appends to the newest segment. Single-owner: whoever applies the writes.
+    """Appends to the newest segment. Single-owner: the thread that applies the writes.
 
-    One flush to the disk covers a group of requests, and comes before any of their answers.
+    One flush to disk covers a group of requests. It completes before any of them is answered.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Log:
             raise LogError(f"the log {path} cannot be written: {error.strerror}.") from error
 
     def append(self, requests: Sequence[Sequence[Buffer]]) -> None:
-        """Makes them last, or raises: then none of them was accepted."""
+        """Stores the requests durably. If it raises, none of them is accepted."""
         if self._broken:
             raise LogError(self._broken)
         now_s = self._time.now_s()
@@ -137,18 +138,18 @@ class Log:
         return total
 
     def _undo(self, error: OSError) -> None:
-        """Takes a half-written record back; a log that cannot even do that takes nothing more."""
+        """Removes a partly written record. If that fails too, the log accepts no more writes."""
         try:
             os.ftruncate(self._fd, self.file_bytes)
             os.fdatasync(self._fd)
         except OSError as second:
             self._broken = (
                 f"the log {self._path} is unusable ({error.strerror}, then {second.strerror}); no "
-                f"write is accepted any more. Restart the server once the disk is well."
+                f"write is accepted any more. Repair the disk, then restart the server."
             )
 
     def rotate(self) -> int:
-        """Goes on in a new segment; its number. What was accepted so far is in older ones."""
+        """Starts a new segment and returns its number. All earlier writes are in older segments."""
         old, self.number = self._fd, self.number + 1
         try:
             self._open()
@@ -160,7 +161,7 @@ class Log:
         return self.number
 
     def remove_before(self, number: int) -> None:
-        """Removes segments whose writes are in a checkpoint."""
+        """Removes the segments before `number`, whose writes are in a checkpoint."""
         for old in segments(self._folder):
             if old < number:
                 segment_path(self._folder, old).unlink()
@@ -174,18 +175,18 @@ class Log:
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """The file of a segment."""
+    """Returns the path of a segment."""
     return folder / f"log-{number:012d}"
 
 
 def segments(folder: Path) -> list[int]:
-    """The numbers of the segments that are there, in order."""
+    """Returns the numbers of the existing segments, in order."""
     found = (_NAME.match(path.name) for path in folder.iterdir())
     return sorted(int(match.group(1)) for match in found if match)
 
 
 def has_records(folder: Path) -> bool:
-    """Whether anything was accepted; segments without a record tell nothing."""
+    """Whether any segment has a record."""
     return any(segment_path(folder, number).stat().st_size for number in segments(folder))
 
 
@@ -204,12 +205,12 @@ def _record(now_s: int, requests: Sequence[Sequence[Buffer]]) -> list[memoryview
 
 
 def replay(folder: Path, first: int) -> Iterator[LogRecord]:
-    """All records from segment `first` on; cuts off a last one that was not finished."""
+    """Yields all records from segment `first` on. Cuts off an unfinished last record."""
     numbers = [number for number in segments(folder) if number >= first]
     if numbers and numbers != list(range(first, first + len(numbers))):
         raise LogError(
             f"{folder} has log segments {numbers}; {first} and all after it are needed. One was "
-            f"removed or renamed: bring it back."
+            f"removed or renamed: restore it."
         )
     for number in numbers:
         yield from _read_segment(segment_path(folder, number), is_last=number == numbers[-1])
@@ -223,7 +224,7 @@ def _read_segment(path: Path, *, is_last: bool) -> Iterator[LogRecord]:
             if not is_last or _another_after(data, stop):
                 raise LogError(
                     f"the log {path} is damaged at byte {at} of {len(data)}: {why}. Accepted "
-                    f"writes come after it; bring the file back from a copy, or start from a "
+                    f"writes come after it; restore the file from a copy, or start from a "
                     f"checkpoint without it."
                 )
             _cut(path, at, len(data))
@@ -243,12 +244,12 @@ def _mapped(path: Path) -> memoryview:
 
 
 def _read_record(data: memoryview, at: int) -> tuple[LogRecord | None, int, str]:
-    """The record, if it is whole; where it ends, or where others may come; what is wrong."""
+    """Returns a record or None, the offset after it, and what is wrong with it."""
     if len(data) - at < _RECORD.size:
         return None, len(data), "the record is cut off"
     magic, head_checksum, body_bytes, checksum = _RECORD.unpack_from(data, at)
     if magic != _MAGIC or zlib.crc32(data[at + 8 : at + _RECORD.size]) != head_checksum:
-        return None, at + 1, "this is no record"
+        return None, at + 1, "this is not a record"
     start = at + _RECORD.size
     body = data[start : start + body_bytes]
     if len(body) != body_bytes:
@@ -274,7 +275,7 @@ def _requests(body: memoryview) -> LogRecord:
 
 
 def _another_after(data: memoryview, at: int) -> bool:
-    """Whether a whole record comes later: then this one was not the last that was written."""
+    """Whether a whole record follows; then the damaged one was not the last."""
     text = bytes(data)
     while (at := text.find(_MAGIC, at)) >= 0:
         if _read_record(data, at)[0] is not None:
@@ -299,7 +300,10 @@ CLEAN, ROWS = "clean", "rows"
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """How a server starts: `step` is that of the rows it has, `incarnation` 0 for a new life."""
+    """The state that a server starts from: the step of its rows, its incarnation and its log.
+
+    An `incarnation` of 0 means that the server draws a new one.
+    """
 
     step: int = 0
     incarnation: int = 0
@@ -307,26 +311,25 @@ class Recovered:
 
 
 def own_folder(root: Path, shard: int, shards: int) -> Path:
-    """Where one server keeps its things below the folder that all are given."""
+    """Returns the folder of one server inside the shared folder."""
     return root / f"server-{shard:05d}-of-{shards:05d}"
 
 
 @contextmanager
 def sole_server(folder: Path) -> Iterator[None]:
-    """Holds a server's folder: a second one would cut the log that the first is writing."""
+    """Locks the folder of a server. A second server would truncate the log of the first."""
     with ExitStack() as held:
         try:
             held.enter_context(sole_writer(folder))
         except SaveError as error:
             raise ConfigError(
-                f"{folder} belongs to a server that still runs; stop it first, or use another "
-                f"folder."
+                f"{folder} is in use by a running server; stop it first, or use another folder."
             ) from error
         yield
 
 
 class Recovery:
-    """Brings a server to where it was. Runs once, before the first client."""
+    """Restores the state of a server. Runs once, before the first client."""
 
     def __init__(
         self, root: Path, shard: int, shards: int, service: TableService, clients: Clients
@@ -337,7 +340,7 @@ class Recovery:
         self._segment = 1
 
     def from_checkpoint(self) -> Recovered:
-        """The newest checkpoint: this server's own, or one of all servers with a higher step."""
+        """Loads the newest checkpoint: the server's own, or a later one of all servers."""
         make_folder(self._folder)
         if segments(self._folder):
             raise ConfigError(
@@ -355,7 +358,7 @@ class Recovery:
         return Recovered(step, incarnation)
 
     def from_log(self, clock: LogClock) -> Recovered:
-        """The own checkpoint, if there is one, and every accepted write since."""
+        """Loads the server's own checkpoint, if any, and replays every accepted write after it."""
         make_folder(self._folder)
         self._take_clean()
         step, together = self._own_step(), self._newest_of_all()
@@ -379,14 +382,14 @@ class Recovery:
         if request.verb == Verb.OPEN:
             try:
                 open_tables(self._service, request)
-            except HedgerowError as error:  # its client was told so then
+            except HedgerowError as error:  # the client got this error at the time
                 logging.getLogger("hedgerow").info("tables that were refused: %s", error)
         else:
             self._clients.finish(request.origin, self._service.write(request))
         return request.options.step or 0
 
     def _take_clean(self) -> int:
-        """The life that ended in good order, if it did; it is told only once."""
+        """Returns the incarnation that was shut down cleanly, or 0. Removes the file `clean`."""
         path = self._folder / CLEAN
         try:
             incarnation = int(path.read_text())
@@ -413,7 +416,7 @@ class Recovery:
         loaded = load_tables(rows, self._service.store.tables)
         if BLOB not in loaded.blobs:
             raise CheckpointError(
-                f"{rows} does not tell what its server knew of its clients, so no server wrote it. "
+                f"{rows} has no client records, so it was not written by a server. "
                 f"Move it away, and load it through a client."
             )
         self._remember(loaded.blobs[BLOB])
@@ -436,7 +439,7 @@ class Recovery:
             return
         configs = [table.config for table in manifest.tables.values()]
         if any(config is None for config in configs):
-            raise CheckpointError(f"{path} does not tell the tables' configs; use --tables.")
+            raise CheckpointError(f"{path} has no table configurations; use --tables.")
         self._service.open(config_of(configs))
 
     def _remember(self, data: bytes) -> None:
@@ -446,17 +449,17 @@ class Recovery:
         self._segment = max(found.segment, 1)
         if found.segment and found.segment not in segments(self._folder):
             raise LogError(
-                f"{self._folder} lacks log segment {found.segment}, with which its checkpoint goes "
-                f"on; bring it back."
+                f"{self._folder} lacks log segment {found.segment}, which follows its checkpoint; "
+                f"restore it."
             )
 
 
 def spread(name: str, rule: Router | None, shards: int) -> Router:
-    """The same rule over so many servers."""
+    """Returns the same routing rule for `shards` servers."""
     if rule is None or (rule.bounds is not None and rule.shards != shards):
         raise CheckpointError(
-            f"table {name!r} was saved with ranges that do not tell how to cut them for {shards} "
-            f"servers; load it through a client, with reroute."
+            f"table {name!r} was saved with ranges that cannot be split for {shards} servers; "
+            f"load it through a client, with reroute."
         )
     if rule.shards == shards:
         return rule

@@ -1,4 +1,4 @@
-"""The tables of one server as a shard: connecting, requests that are in flight, server status."""
+"""The tables of one server as a shard: connection, requests in flight, server status."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from .messages import (
 from .pending_requests import KeptAnswer, PendingRequest, RowsInto, WaitPolicy, zeros_into
 from .service import MISSING, SLICE_BYTES
 
-_SPARE_BYTES = 1024  # in shared memory each buffer begins on a line of its own
+_SPARE_BYTES = 1024  # for the alignment of buffers in shared memory
 A = TypeVar("A")
 Away = Literal["fail", "wait", "zeros"]
-"""When a server stays away: raise at the deadline, wait for ever, or read zeros."""
+"""If a server stays unreachable: raise at the deadline, wait without limit, or return zeros."""
 
 
 @dataclass(slots=True, eq=False)
 class InFlightAnswer(Generic[A]):
-    """An answer of a server, on its way; the second `wait` gives the same."""
+    """An answer of a server that is in flight. A second `wait` returns the same answer."""
 
     connection: ServerConnection
     pending: PendingRequest
@@ -65,7 +65,7 @@ class InFlightAnswer(Generic[A]):
     instead: Callable[[ServerAwayError], A] | None = None
 
     def wait(self) -> A:
-        """The answer, once it is here."""
+        """Returns the answer once it has arrived."""
         try:
             self.connection.wait(self.pending)
         except ServerAwayError as error:
@@ -76,13 +76,15 @@ class InFlightAnswer(Generic[A]):
 
 
 class RemoteShard:
-    """A shard on a server. Safe from many threads, which may share its one connection.
+    """A shard on a server. Safe from many threads, which share its one connection.
 
-    `configs` are the tables: the first client brings them, later ones must have the same; without
-    them the server's own are taken. A request waits for `deadline_s` (60 s, for training; give a
-    serving client its own), and `away` says what happens then. Rows and gradients travel as `wire`;
-    they stay float32 on the server. Reads are asked again freely, and a write that is sent again
-    happens once. Ids, rows and gradients must stay as they are until the answer is here.
+    `configs` are the tables. The first client defines them, and later clients must pass the same
+    ones. Without `configs`, the tables of the server are used. A request waits for `deadline_s`;
+    the default of 60 s suits training, and serving clients should set a shorter one. `away` says
+    what happens after the deadline. Rows and gradients are sent as `wire` and stored as float32.
+
+    A read may be sent several times. A write that is sent again is applied once. Ids, rows and
+    gradients must not change before the answer arrives.
     """
 
     def __init__(
@@ -109,14 +111,14 @@ class RemoteShard:
             address, name=name, keys=keys, patience=patience, counters=counters
         )
         self._outputs = Recycler()
-        self._met = -1  # the life of the server in which the tables were shown to it
+        self._met = -1  # the incarnation of the server that has accepted these tables
         try:
             self.config = self._meet(configs)
         except BaseException:
             self.connection.close()
             raise
         self.names, self.dims = self.config.names, self.config.dims
-        self._rates_given: tuple[Rate, ...] | None = None  # which were checked before
+        self._rates_given: tuple[Rate, ...] | None = None  # the last rates that were checked
         self._rates: tuple[float, ...] = ()
         self._layouts = tuple(RowLayout(config) for config in self.config.configs)
 
@@ -125,11 +127,11 @@ class RemoteShard:
 
     @property
     def counters(self) -> Counters:
-        """What went otherwise than planned: asked again, late, busy, zeros."""
+        """Counters of irregular events, such as repeated requests, late answers, busy servers."""
         return self.connection.counters
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self.connection.close()
 
     # ---- reads
@@ -142,7 +144,7 @@ class RemoteShard:
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> InFlightAnswer[Lookup]:
-        """Rows of `keys`, into `out` if given."""
+        """Reads the rows of `keys`, into `out` if given."""
         keys = as_keys(keys, len(self.names))
         arguments.missing_rule(missing)
         floats = parts.float_offsets(keys.splits, self.dims)[-1]
@@ -167,11 +169,11 @@ class RemoteShard:
         return InFlightAnswer(self.connection, pending, lambda: found, zeros)
 
     def start_contains(self, keys: TableKeys) -> InFlightAnswer[Bool[Tensor, "n"]]:
-        """Whether each key has a row."""
+        """Reads whether each key has a row."""
         return self._start_marks(Verb.CONTAINS, keys, torch.bool)
 
     def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> InFlightAnswer[Entries]:
-        """Whole rows of table `k`."""
+        """Reads rows of table `k` with their state and time."""
         checks.tensor("ids", ids, torch.int64, (None,))
         layout = self._layouts[arguments.table_number(k, len(self.names))]
         _check_reply(len(ids), layout)
@@ -186,7 +188,7 @@ class RemoteShard:
         return InFlightAnswer(self.connection, pending, entries)
 
     def scan(self, k: int, rows: int | None = None) -> Iterator[Entries]:
-        """All rows of table `k`, in slices of at most about `rows`; a fresh request for each."""
+        """Yields all rows of table `k`, in slices of at most about `rows`, one request each."""
         layout = self._layouts[arguments.table_number(k, len(self.names))]
         most = 0 if rows is None else min(checks.count("rows", rows, least=1), 2**32 - 1)
         cursor, done = 0, False
@@ -202,7 +204,7 @@ class RemoteShard:
                 yield _entries(layout, ids, torch.ones(n, dtype=torch.bool), kept.frames)
 
     def start_sizes(self) -> InFlightAnswer[tuple[int, ...]]:
-        """Rows of each table."""
+        """Reads the number of rows of each table."""
         tables = len(self.names)
         kept = KeptAnswer(8 * tables)
         pending = self.start(ServerRequest(Verb.SIZES), [], kept)
@@ -213,13 +215,13 @@ class RemoteShard:
         return InFlightAnswer(self.connection, pending, sizes)
 
     def start_stats(self) -> InFlightAnswer[tuple[TableStats, ...]]:
-        """Rows, bytes, load and counts of each table, as its server has them."""
+        """Reads rows, bytes, load and counters of each table."""
         kept = KeptAnswer(MAX_TEXT_BYTES)
         pending = self.start(ServerRequest(Verb.STATS), [], kept)
         return InFlightAnswer(self.connection, pending, lambda: tuple(value_of(kept.frames[0])))
 
     def start_max_ts(self) -> InFlightAnswer[int]:
-        """The largest `ts` any write gave."""
+        """Reads the largest `ts` of any write."""
         kept = KeptAnswer()
         pending = self.start(ServerRequest(Verb.MAX_TS), [], kept)
         return InFlightAnswer(self.connection, pending, kept.number)
@@ -237,7 +239,7 @@ class RemoteShard:
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
     ) -> InFlightAnswer[Applied]:
-        """One optimizer step per table and distinct id; rates are computed here."""
+        """Applies one optimizer step per table and distinct id. The client evaluates the rates."""
         keys = as_keys(keys, len(self.names))
         if counts is not None:
             arguments.occurrences(counts, len(keys.ids))
@@ -268,18 +270,18 @@ class RemoteShard:
     def start_assign_add(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> InFlightAnswer[Applied]:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         options = Options(self._wire, ts=checks.count("ts", ts))
         return self._start_rows(
             Verb.ASSIGN_ADD, as_keys(keys, len(self.names)), "rows", rows, options
         )
 
     def start_reinitialize(self, keys: TableKeys) -> InFlightAnswer[Int8[Tensor, "n"]]:
-        """Makes rows as new; 0 = was absent, 1 = was there."""
+        """Resets rows to their first values. The answer is 1 where a key had a row, else 0."""
         return self._start_marks(Verb.REINITIALIZE, keys, torch.int8)
 
     def start_erase(self, keys: TableKeys) -> InFlightAnswer[Bool[Tensor, "n"]]:
-        """Removes rows and says which were there."""
+        """Removes rows. The answer says whether each key had one."""
         return self._start_marks(Verb.ERASE, keys, torch.bool)
 
     # ---- about the server
@@ -287,13 +289,13 @@ class RemoteShard:
     def ask(
         self, verb: Verb, order: Mapping[str, Any] | None = None, *, deadline_s: float | None = None
     ) -> dict[str, Any]:
-        """What a server tells in words: health, counters, or how a save went."""
+        """Sends an order and returns the JSON answer: health, counters or a saved step."""
         return self.start_ask(verb, order, deadline_s=deadline_s).wait()
 
     def start_ask(
         self, verb: Verb, order: Mapping[str, Any] | None = None, *, deadline_s: float | None = None
     ) -> InFlightAnswer[dict[str, Any]]:
-        """As `ask`, on its way; an order that may take long needs its own deadline."""
+        """Starts `ask` without waiting. An order that may take long needs its own deadline."""
         kept = KeptAnswer(MAX_TEXT_BYTES)
         frames = [] if order is None else [text_of(order)]
         patience = self.connection.patience
@@ -303,15 +305,15 @@ class RemoteShard:
         return InFlightAnswer(self.connection, pending, lambda: dict(value_of(kept.frames[0])))
 
     def health(self, deadline_s: float | None = None) -> dict[str, Any]:
-        """State, rows, and what waits."""
+        """Returns the state of the server, its number of rows and its waiting requests."""
         return self.ask(Verb.HEALTH, deadline_s=deadline_s)
 
     def server_counters(self) -> dict[str, int]:
-        """What the server has counted since its start."""
+        """Returns the counters of the server since its start."""
         return self.ask(Verb.COUNTERS)
 
     def checkpoint(self, step: int = 0, *, deadline_s: float = 3600.0) -> int:
-        """Lets the server save its rows into its own folder; the step that is saved."""
+        """Makes the server save its rows into its own folder, and returns the saved step."""
         return int(self.ask(Verb.CHECKPOINT, {"step": step}, deadline_s=deadline_s)["step"])
 
     def _meet(self, configs: Mapping[str, TableConfig] | None) -> MultiConfig:
@@ -331,9 +333,11 @@ class RemoteShard:
     def start(
         self, request: ServerRequest, frames: Sequence[Buffer], sink: KeptAnswer | RowsInto
     ) -> PendingRequest:
-        """Sends a request about the tables; its first frame is the ids. Its answer goes to `sink`.
+        """Sends a request about the tables.
 
-        A server that was restarted without its tables is sent their configs again first.
+        Its first frame is the ids, and its answer goes to `sink`.
+
+        A server that was restarted without its tables first receives their configurations again.
         """
         if frames and len(frames[0]) > MAX_FRAME_BYTES:
             raise InputError(
@@ -391,7 +395,7 @@ class RemoteShard:
 
 
 def _entry_bytes(layout: RowLayout) -> int:
-    """Of one whole row with its id and time."""
+    """Returns the bytes of one row with its state, id and time."""
     return 4 * (layout.dim + layout.state_floats) + 16
 
 
@@ -421,11 +425,11 @@ def connect(
     keys: ClientKeys | Path | str | None = None,
     away: Away = "fail",
 ) -> list[RemoteShard]:
-    """One shard for each address, in their order: shard i of n is `addresses[i]`.
+    """Returns one shard for each address, in the same order: shard i of n is `addresses[i]`.
 
-    `configs` are the tables of every server, or a list with the tables of each server: the same
-    names and dims, where admission rules may differ. Requests have the deadline of training, or
-    `deadline_s`; the first request to a server has the deadline of training in any case.
+    `configs` are the tables of every server, or a list with the tables of each server. Names and
+    dims must agree; admission rules may differ. Requests have a deadline of 60 s, or `deadline_s`.
+    The first request to a server always has 60 s.
     """
     if isinstance(addresses, str) or not addresses:
         raise ConfigError(f"servers is {addresses!r}; give a list of at least one address.")
@@ -457,7 +461,10 @@ _RETRY_S = 1.0
 def status_of(
     addresses: Sequence[str], *, keys: Path | None = None, deadline_s: float = 5.0
 ) -> list[dict[str, Any]]:
-    """For each address its health and counters, or an error; all are asked at once."""
+    """Returns the health and counters of each server, or its error.
+
+    All servers are asked at once.
+    """
     own = None if keys is None else ClientKeys.read(keys)
     patience = WaitPolicy(deadline_s, _RETRY_S)
     asked = []

@@ -46,11 +46,11 @@ from .messages import (
 )
 from .service import MISSING, TableService, failure
 
-GROUP = 64  # writes that one flush of the log may cover
+GROUP = 64  # most writes per flush of the log
 
 
 class WaitingLimit:
-    """How much work may wait: requests and their bytes. Safe from many threads.
+    """Limits the number and the bytes of waiting requests. Safe from many threads.
 
     >>> room = WaitingLimit(requests=1, room_bytes=100)
     >>> room.take(70), room.take(20)
@@ -64,7 +64,10 @@ class WaitingLimit:
         self.waiting_bytes = 0
 
     def take(self, amount_bytes: int) -> bool:
-        """Whether there was room; one request always finds some, however large it is."""
+        """Adds a request if it fits, and returns whether it did.
+
+        If none is waiting, a request of any size fits.
+        """
         with self._lock:
             full = self.waiting_bytes + amount_bytes > self._bytes and self.waiting > 0
             if full or self.waiting >= self._requests:
@@ -74,14 +77,14 @@ class WaitingLimit:
             return True
 
     def give(self, amount_bytes: int) -> None:
-        """A request is done."""
+        """Removes a request that is done."""
         with self._lock:
             self.waiting -= 1
             self.waiting_bytes -= amount_bytes
 
 
 class UnsentBytes:
-    """Bytes of large answers that clients have not taken yet. Safe from many threads."""
+    """Counts the bytes of large answers that are not sent yet. Safe from many threads."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -89,7 +92,7 @@ class UnsentBytes:
         self.waiting_bytes = 0
 
     def hold(self, buffer: object, amount_bytes: int) -> None:
-        """Counts a buffer until nobody holds it: then the socket has sent it."""
+        """Counts a buffer until it is freed, which happens when the socket has sent it."""
         with self._lower:
             self.waiting_bytes += amount_bytes
         weakref.finalize(buffer, self._sent, amount_bytes).atexit = False
@@ -100,14 +103,14 @@ class UnsentBytes:
             self._lower.notify_all()
 
     def has_room(self, patience_s: float) -> bool:
-        """Waits until less is under way than may be; False if that takes too long."""
+        """Waits until the unsent bytes are below the limit. Returns False after `patience_s`."""
         with self._lower:
             return self._lower.wait_for(lambda: self.waiting_bytes < self._most, patience_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedRequest:
-    """A request that was accepted, and to where its answer goes."""
+    """An accepted request and the address of its answer."""
 
     request: ServerRequest
     to: object
@@ -115,15 +118,15 @@ class QueuedRequest:
     arrived_s: float = field(default_factory=time.monotonic)
 
     def is_late(self) -> bool:
-        """Whether its client has stopped waiting."""
+        """Whether the deadline of the client has passed."""
         limit_ms = self.request.origin.deadline_ms
         return limit_ms > 0 and (time.monotonic() - self.arrived_s) * 1000 > limit_ms
 
 
 class WorkQueue:
-    """Threads that take jobs in order, each one some at a time.
+    """Threads that run jobs in the order of arrival, each taking up to `group` jobs at a time.
 
-    `work` never raises: what goes wrong is an answer.
+    `work` must not raise; it sends errors as answers.
     """
 
     def __init__(
@@ -142,13 +145,13 @@ class WorkQueue:
             thread.start()
 
     def submit(self, job: QueuedRequest) -> None:
-        """Queues a job."""
+        """Adds a job to the queue."""
         with self._ready:
             self._jobs.append(job)
             self._ready.notify()
 
     def is_idle(self) -> bool:
-        """Whether everything that was queued is done."""
+        """Whether every queued job is done."""
         with self._ready:
             return not self._jobs and not self._running
 
@@ -165,12 +168,12 @@ class WorkQueue:
             try:
                 self._work(jobs)
             finally:
-                del jobs  # they hold memory of clients, which the next may be long in replacing
+                del jobs  # free the clients' memory now; the next jobs may come much later
                 with self._ready:
                     self._running -= 1
 
     def close(self) -> None:
-        """Does what is queued, then ends."""
+        """Runs the queued jobs, then ends the threads."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
@@ -179,59 +182,59 @@ class WorkQueue:
 
 
 class AnswerQueue:
-    """Answers on their way to the loop, which is woken for them."""
+    """Answers from other threads to the loop, which is woken for each of them."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._answers: queue.SimpleQueue[tuple[object, Sequence[Buffer]]] = queue.SimpleQueue()
         self._wake = wake
 
     def put(self, to: object, frames: Sequence[Buffer]) -> None:
-        """From any thread."""
+        """Adds an answer. May be called from any thread."""
         self._answers.put((to, frames))
         self._wake()
 
     def take(self) -> tuple[object, Sequence[Buffer]] | None:
-        """The next, if there is one."""
+        """Returns the next answer, or None if there is none."""
         try:
             return self._answers.get_nowait()
         except queue.Empty:
             return None
 
 
-SMALL_IDS = 4096  # done by the loop itself: handing over would take longer than the work
+SMALL_IDS = 4096  # up to this, the loop runs a request itself: a thread switch takes longer
 READERS = 2
-OUT_BYTES = 2**29  # of large answers under way, before the next part is looked up
+OUT_BYTES = 2**29  # unsent bytes of large answers, above which no further part is read
 OUT_PATIENCE_S = 2.0
 _REQUESTS = {verb: f"requests_{verb.name.lower()}" for verb in Verb}  # counters
 Send = Callable[[object, int, ServerAnswer], None]
-"""To whom, the sequence, the answer; from any thread."""
+"""Sends an answer: its address, the sequence of the request, the answer. From any thread."""
 
 
 class Journal(Protocol):
-    """Where accepted writes go before they are answered."""
+    """The log that stores accepted writes before they are answered."""
 
     def append(self, requests: Sequence[Sequence[Buffer]]) -> None:
-        """Makes them last; raises `LogError`, and then none of them was accepted."""
+        """Stores the requests durably. If it raises `LogError`, none of them is accepted."""
         ...
 
 
 class SaveLoadHandler(Protocol):
-    """Who saves and loads the tables for a client; called in a thread of its own."""
+    """Saves and loads the tables for clients. Its `serve` runs in its own thread."""
 
     def serve(self, verb: Verb, order: dict[str, Any]) -> dict[str, Any]:
-        """Does what `order` says."""
+        """Executes `order`."""
         ...
 
     def after_writes(self) -> None:
-        """Called after each group of writes, between two of them; must not wait."""
+        """Called after each group of writes, while no write runs. Must not block."""
         ...
 
 
 class RequestScheduler:
-    """The requests of one server. `take` belongs to the loop; answers come from any thread.
+    """Schedules the requests of one server. Only the loop calls `take`; any thread sends answers.
 
-    Writes happen one after the other, in the order of their arrival; reads beside them, but never
-    before a write of the same client that came earlier.
+    Writes run one at a time, in the order of arrival. Reads run concurrently, but never before an
+    earlier write of the same client.
     """
 
     def __init__(
@@ -255,20 +258,20 @@ class RequestScheduler:
         self._send, self._room, self._journal = send, room, journal
         self._rolled_back_to = rolled_back_to
         self._unsent_bytes = UnsentBytes(OUT_BYTES)
-        self._requests = [0] * (max(Verb) + 1)  # by verb; only the loop counts here
+        self._requests = [0] * (max(Verb) + 1)  # by verb; only the loop writes it
         self._applying = threading.Lock()
         self._writes = WorkQueue("writer", 1, self._write_group, GROUP)
         self._reads = WorkQueue("reader", READERS, self._read_group)
         self._orders = WorkQueue("keeper", 1, self._order_group)
 
     def between_writes(self) -> AbstractContextManager[object]:
-        """While it is held no row changes, and what clients are remembered by fits the rows."""
+        """Returns a lock. While it is held, no row changes, and client records match the rows."""
         return self._applying
 
     # ---- arrival, in the loop
 
     def take(self, to: object, request: ServerRequest, request_bytes: int) -> None:
-        """Does a request, or sees to it that it is done."""
+        """Executes a request or queues it."""
         self._requests[request.verb] += 1
         if request.verb in CONTROL:
             self._send(to, request.origin.sequence, self._tell(request.verb))
@@ -280,13 +283,17 @@ class RequestScheduler:
             self._take_read(to, request, request_bytes)
 
     def is_free(self, client: int, incarnation: int) -> bool:
-        """Whether a small read of a client that knows that life of the server needs no waiting."""
+        """Whether a small read of a client can run now.
+
+        False without tables, if the client has writes in progress, or if it must be told of a
+        rollback.
+        """
         if self._is_from_before(incarnation) or not self.service.is_open:
             return False
         return not self.clients.is_writing(client)
 
     def count(self, verb: int) -> None:
-        """A request that did not come through `take`."""
+        """Counts a request that did not come through `take`."""
         self._requests[verb] += 1
 
     def _is_from_before(self, incarnation: int) -> bool:
@@ -382,13 +389,17 @@ class RequestScheduler:
                     self.counters.add("late")
                 else:
                     self._answer_in_parts(job.to, job.request)
-            except Exception as error:  # a fault of ours must not end the thread
+            except Exception as error:  # an internal error must not end the thread
                 self._fault(job, error)
             finally:
                 self._room.give(job.room_bytes)
 
     def _answer_in_parts(self, to: object, request: ServerRequest) -> None:
-        """No faster than clients take them; one that takes nothing asks again if it still lives."""
+        """Sends the parts of an answer no faster than clients receive them.
+
+        If clients receive nothing for a while, the rest is dropped; a live client sends the request
+        again.
+        """
         parts = self.service.read(request)
         while self._unsent_bytes.has_room(OUT_PATIENCE_S):
             answer = next(parts, None)
@@ -398,11 +409,11 @@ class RequestScheduler:
                 if isinstance(frame, memoryview):
                     self._unsent_bytes.hold(frame, frame.nbytes)
             self._send(to, request.origin.sequence, answer)
-            del answer  # else its memory would wait for the next
+            del answer  # free its memory before the next part is read
         self.counters.add("answers_dropped")
 
     def _write_group(self, jobs: list[QueuedRequest]) -> None:
-        # One hold over log and rows: a save in between would find the one without the other.
+        # The lock covers log and rows, so that a save always finds them in the same state.
         with self._applying:
             wanted = [job for job in jobs if job.request.is_write or self._makes_tables(job)]
             refused = self._journalled(wanted)
@@ -412,7 +423,7 @@ class RequestScheduler:
                         self._not_accepted(job, refused)
                     else:
                         self._do_in_order(job)
-                except Exception as error:  # a fault of ours must not end the thread
+                except Exception as error:  # an internal error must not end the thread
                     self._fault(job, error)
                 finally:
                     self._room.give(job.room_bytes)
@@ -427,7 +438,7 @@ class RequestScheduler:
         except LogError as error:
             self.counters.add("log_failures")
             return error
-        except Exception as error:  # a fault of ours must not end the thread
+        except Exception as error:  # an internal error must not end the thread
             logging.getLogger("hedgerow").exception("server %s: a fault of the log", self.name)
             self.counters.add("faults")
             return LogError(f"the write was not accepted: {error!r}.")
@@ -467,7 +478,7 @@ class RequestScheduler:
             request = job.request
             try:
                 if self.checkpoints is None:
-                    raise StateError(f"server {self.name} keeps nothing; use --checkpoint.")
+                    raise StateError(f"server {self.name} cannot save; start it with --checkpoint.")
                 order = value_of(request.frames[0]) if request.frames else {}
                 if not isinstance(order, dict):
                     raise FrameError(f"an order that is a {type(order).__name__}, not an object.")
@@ -476,7 +487,7 @@ class RequestScheduler:
                 self._send(job.to, request.origin.sequence, answer)
             except HedgerowError as error:
                 self._send(job.to, request.origin.sequence, failure(request.verb, error))
-            except Exception as error:  # a fault of ours must not end the thread
+            except Exception as error:  # an internal error must not end the thread
                 self._fault(job, error)
             finally:
                 self._room.give(job.room_bytes)
@@ -490,29 +501,29 @@ class RequestScheduler:
         self._send(job.to, job.request.origin.sequence, answer)
 
     def is_idle(self) -> bool:
-        """Whether everything that was accepted is done."""
+        """Whether every accepted request is done."""
         return self._writes.is_idle() and self._reads.is_idle() and self._orders.is_idle()
 
     def close(self) -> None:
-        """Does what was accepted, then ends its threads."""
+        """Finishes the accepted requests, then ends the threads."""
         for work_queue in (self._writes, self._reads, self._orders):
             work_queue.close()
 
 
 def open_tables(service: TableService, request: ServerRequest) -> None:
-    """Makes the tables that a request brings, or proves that they are there."""
+    """Creates the tables that a request describes, or raises if other tables exist."""
     document = value_of(request.frames[0]) if request.frames else None
     service.open(config_of(document))
 
 
 FIRST_FRAME_BYTES = 2**21
-"""Of the frame with the head, whatever is in it: a longer one is none of ours."""
-_LINE_BYTES = 64  # rows that begin on a line of the cache are written faster
+"""The longest first frame of a valid request."""
+_LINE_BYTES = 64  # rows that start on a cache line are written faster
 _LOOKUP, _DONE = int(Verb.LOOKUP), int(Status.DONE)
 
 
 class SmallLookupPath:
-    """The memory that requests are read into and answers are written to. Single-owner: the loop."""
+    """Answers small lookups in fixed memory, without further objects. Single-owner: the loop."""
 
     def __init__(self, scheduler: RequestScheduler) -> None:
         self._scheduler = scheduler
@@ -520,7 +531,10 @@ class SmallLookupPath:
         self._answer, self._rows_at = _aligned_memory(ANSWER.size + SMALL_BYTES, ANSWER.size)
 
     def answer(self, length: int) -> memoryview | None:
-        """The answer to the request in `room`, good until the next; None: go the long way."""
+        """Returns the answer to the request in `room`, valid until the next call.
+
+        Returns None if the request must go through `RequestScheduler.take`.
+        """
         if length < REQUEST.size:
             return None
         found = REQUEST.unpack_from(self.room)
@@ -560,7 +574,10 @@ class SmallLookupPath:
         return self._answer[:size]
 
     def _look_up(self, length: int, tables: int, missing: int, step: int | None) -> int:
-        """Writes the rows; bytes of the answer, 0 if it is not for this way."""
+        """Writes the rows.
+
+        Returns the bytes of the answer, or 0 if the request is not a small lookup.
+        """
         service = self._scheduler.service
         dims = service.store.dims
         ids_from = REQUEST.size + 8 * (tables + 1)
@@ -579,7 +596,7 @@ class SmallLookupPath:
         ids_at = self._request_at + ids_from
         try:
             service.lookup_at(ids_at, splits, missing, step, self._rows_at)
-        except HedgerowError:  # it is told on the long way
+        except HedgerowError:  # `RequestScheduler.take` reports it
             return 0
         return ANSWER.size + 4 * floats
 
@@ -590,7 +607,7 @@ def _splits_of(tables: int) -> struct.Struct:
 
 
 def _aligned_memory(size: int, before: int) -> tuple[memoryview, int]:
-    """So many bytes, and the address of those behind `before`, which begin on a line."""
+    """Returns `size` bytes and the address of the byte at offset `before`, which is aligned."""
     whole = np.empty(size + 2 * _LINE_BYTES, dtype=np.uint8)
     start = -(whole.ctypes.data + before) % _LINE_BYTES
     return whole[start : start + size].data, whole.ctypes.data + start + before

@@ -20,9 +20,9 @@ from ..tables.checkpoint.writer import Dense, WrittenFiles, disk_error, remove_r
 from .messages import Verb
 from .remote_shard import RemoteShard
 
-DEADLINE_S = 600.0  # of one phase, however many rows
+DEADLINE_S = 600.0  # of one phase of a save or load
 _QUIET_S = 5.0
-_RENEW_S = 3.0  # a server lets a save go that it has not heard of for LEASE_S
+_RENEW_S = 3.0  # a server ends a save whose client is silent for LEASE_S
 
 
 def save_servers(
@@ -36,16 +36,17 @@ def save_servers(
     dense: Dense | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> CheckpointManifest:
-    """Every server writes its rows into the folder `path`, which all see; the manifest.
+    """Makes every server write its rows to `path`, a folder that all of them can reach.
 
-    `router` is what the clients route by. `dense` is the dense part of a model, which this process
-    writes. The checkpoint is complete or not there; writes that come meanwhile are not in it.
+    Returns the manifest. `router` holds the routing rules of the clients. `dense` is the dense part
+    of a model, which this process writes. Either the whole checkpoint exists or none of it. Writes
+    that arrive during the save are not in it.
     """
     orders = _Orders(Verb.SAVE, shards, deadline_s, path, router)
     folder, mark = local_path(path).absolute(), ""
     try:
-        # Server 0 holds the folder, from here to its `close`. The others are asked after it, so
-        # that a save that is refused does not disturb the one that holds it.
+        # Server 0 locks the folder from here until its `close`. The other servers are asked after
+        # it, so that a refused save does not disturb the save that holds the lock.
         told = [orders.one(0, "open", overwrite=overwrite)]
         mark = told[0]["mark"]
         with orders.kept_alive():
@@ -72,7 +73,7 @@ def save_servers(
 
 
 def _written(folder: Path, dense: Dense, mark: str) -> dict[str, Any]:
-    """The file of the dense part, as servers tell of theirs."""
+    """Writes the dense part and describes its file in the format of the servers' answers."""
     try:
         return asdict(WrittenFiles(blobs=(write_dense(folder, dense, mark),)))
     except OSError as error:
@@ -87,9 +88,10 @@ def load_servers(
     reroute: bool = False,
     deadline_s: float = DEADLINE_S,
 ) -> int:
-    """Every server loads the rows it owns, from a checkpoint of any number of them; its step.
+    """Makes every server load the rows that it owns, and returns the step of the checkpoint.
 
-    Nothing changes before all servers together have proved that they have every row.
+    The checkpoint may have any number of shards. No row changes until the servers have checked
+    together that they have every row.
     """
     orders = _Orders(Verb.LOAD, shards, deadline_s, path, router)
     try:
@@ -102,7 +104,7 @@ def load_servers(
 
 
 class _Orders:
-    """Phases of one job; a server that gets one twice does it once."""
+    """The phases of one save or load. A server executes a repeated order only once."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class _Orders:
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
-        """Tells server 0 now and then that this save goes on, until the block is left."""
+        """Renews the lease of this save on server 0 until the block ends."""
         over = threading.Event()
 
         def tell() -> None:
@@ -142,11 +144,11 @@ class _Orders:
             thread.join()
 
     def all(self, phase: str, **more: Any) -> list[dict[str, Any]]:
-        """One phase on every server at once; all have ended when this raises."""
+        """Runs one phase on all servers at once. Raises only after all of them have ended."""
         return self._on(self._shards, phase, more)
 
     def others(self, phase: str, **more: Any) -> list[dict[str, Any]]:
-        """As `all`, on every server but the first."""
+        """Runs one phase on every server but the first."""
         return self._on(self._shards[1:], phase, more)
 
     def _on(
@@ -168,12 +170,12 @@ class _Orders:
         return told
 
     def one(self, shard: int, phase: str, **more: Any) -> dict[str, Any]:
-        """One phase on one server."""
+        """Runs one phase on one server."""
         order = {**self._order, "phase": phase, **more}
         return self._shards[shard].ask(self._verb, order, deadline_s=self._deadline_s)
 
     def quietly(self, phase: str, *, of: Sequence[RemoteShard] | None = None, **more: Any) -> None:
-        """Without errors of its own: the caller hears of what failed before, or will fail."""
+        """Runs one phase and ignores its errors, because the caller gets those of other phases."""
         order = {**self._order, "phase": phase, **more}
         for shard in self._shards if of is None else of:
             try:

@@ -1,4 +1,4 @@
-"""A server: the loop that reads requests and sends answers, and the process around it."""
+"""A server: its loop, which reads requests and sends answers, and its process."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from .sockets import MOST_WAITING, Backlog, SocketPoller
 from .unix_listener import ReplyAddress, UnixListener, UnixPeer, open_packet
 from .unix_messages import from_head, is_plain, listen_unix
 
-_TURN = 64  # requests read before answers go out
-_LINGER_S = 5  # for the last answers of a server that leaves
-# Messages of one client that wait inside the socket: no limit of ZeroMQ's. Where one stops it
-# reading a client whose connection then ends, libzmq 4.3.5 answers the next sign of life, and
-# aborts the process. `Backlog` finds a client that sends without end.
+_TURN = 64  # requests read before waiting answers are sent
+_LINGER_S = 5  # for sending the last answers before exit
+# ZeroMQ's limit on the waiting messages of one client is off: if it stops reading a client whose
+# connection then ends, libzmq 4.3.5 answers the next heartbeat and aborts the process. `Backlog`
+# finds clients that send too much.
 _QUEUED_IN = 0
-_QUEUED_OUT = 4096  # parts of answers that a client has not taken; what comes after is dropped
+_QUEUED_OUT = 4096  # parts of answers that wait for one client; more are dropped
 _SOCKET_BYTES = 2**22
-_IDLE_S, _PROBE_S, _PROBES = 60, 15, 4  # until a client whose machine is gone is forgotten
+_IDLE_S, _PROBE_S, _PROBES = 60, 15, 4  # TCP keepalive, to detect clients that disappeared
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """How much may wait in a server before it says that it is busy."""
+    """How much may wait in a server before it answers that it is busy."""
 
     requests: int = 1024
     request_bytes: int = 2**31
@@ -60,9 +60,10 @@ class ServerLimits:
 
 
 class Server:
-    """One server process's socket and desk. Made, used and closed by one thread.
+    """The sockets and the loop of one server. Created, run and closed by one thread.
 
-    `stop` may be called from any thread or signal handler: what was accepted is still done.
+    `stop` may be called from any thread or signal handler. The server finishes the requests that it
+    has accepted.
     """
 
     def __init__(
@@ -113,18 +114,18 @@ class Server:
         )
         self._small_lookups = SmallLookupPath(self.scheduler)
         self._backlog = Backlog(encrypted=keys is not None)
-        self._cut_off: set[bytes] = set()  # clients whose messages may still wait
+        self._cut_off: set[bytes] = set()  # disconnected clients whose messages may still wait
 
     @property
     def counters(self) -> Counters:
-        """Everything counted since the start."""
+        """All counters since the start."""
         return self.scheduler.counters
 
     def _bind(self, listen: str, keys: ServerKeys | None, limits: ServerLimits) -> Any:
         zmq = self._zmq
         socket: Any = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 1000 * _LINGER_S)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an answer that cannot go is counted
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # to count answers that cannot be sent
         socket.setsockopt(zmq.MAXMSGSIZE, limits.frame_bytes)
         socket.setsockopt(zmq.RCVHWM, _QUEUED_IN)
         socket.setsockopt(zmq.SNDHWM, _QUEUED_OUT)
@@ -140,8 +141,7 @@ class Server:
             socket.bind(listen)
         except zmq.ZMQError as error:
             raise ConfigError(
-                f"cannot listen at {listen}: {error.strerror}. Write host:port, with a port that "
-                f"nobody uses."
+                f"cannot listen at {listen}: {error.strerror}. Write host:port, with a free port."
             ) from error
         self.address = socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
         return socket
@@ -153,7 +153,7 @@ class Server:
     # ---- the loop
 
     def run(self) -> None:
-        """Serves until `stop`, then does what was accepted and sends the last answers."""
+        """Serves until `stop`, then finishes the accepted requests and sends the last answers."""
         self._thread = threading.get_ident()
         waiting = self._waiting
         while not self._stopping:
@@ -169,12 +169,12 @@ class Server:
         self._drain()
 
     def stop(self) -> None:
-        """Ends `run` in good order."""
+        """Makes `run` finish its work and return."""
         self._stopping = True
         self._wake()
 
     def close(self) -> None:
-        """Gives the address back; answers that were sent still go out."""
+        """Closes the sockets after sending the last answers."""
         if self._listener is not None:
             self._listener.close(_LINGER_S)
         self._socket.close()
@@ -186,7 +186,7 @@ class Server:
 
     def _drain(self) -> None:
         self.scheduler.is_draining = True
-        self._socket.unbind(self.address)  # connections stay: answers still go out
+        self._socket.unbind(self.address)  # connections stay open for the last answers
         if self._listener is not None:
             self._listener.shut()
         self.scheduler.close()
@@ -203,7 +203,7 @@ class Server:
 
     def _read_some(self) -> None:
         for _ in range(_TURN):
-            try:  # what made the poll return may be gone again
+            try:  # the input that ended the poll may be gone
                 to = self._watched() if self._backlog.is_due() else self._socket.recv(self._now)
             except self._zmq.Again:
                 return
@@ -217,21 +217,21 @@ class Server:
                 return
 
     def _watched(self) -> bytes:
-        """The next client, whose messages are counted from now on."""
+        """Receives the address of the next message and starts to watch its client."""
         frame = self._socket.recv(self._now, copy=False)
         to = frame.bytes
-        with suppress(self._zmq.ZMQError):  # ZeroMQ does not know what it came through
+        with suppress(self._zmq.ZMQError):  # ZeroMQ does not know the connection
             self._backlog.watch(to, frame.get(self._zmq.SRCFD))
         return to
 
     def _skip(self) -> None:
-        """Reads past a message of a client that was cut off."""
+        """Discards a message of a client that was disconnected."""
         self._socket.recv_into(self._small_lookups.room)
         while self._has_more():
             self._socket.recv(copy=False)
 
     def _count(self, to: bytes, frames: int, size: int) -> None:
-        """Cuts a client off that sends faster than it can be served: it connects again."""
+        """Disconnects a client that sends faster than the server can read."""
         if to != self._backlog.client or not self._backlog.is_too_long(frames, size):
             return
         self._backlog.cut_off()
@@ -243,7 +243,7 @@ class Server:
         )
 
     def _read_packets(self, changed: list[tuple[int, int]]) -> None:
-        """One packet of each client that has sent some: none has to wait for another's many."""
+        """Reads one packet of each client that has sent some, so that no client delays another."""
         for descriptor, what in changed:
             peer = None if self._listener is None else self._listener.came(descriptor, what)
             if peer is not None:
@@ -275,7 +275,7 @@ class Server:
             self._take_frames(to, frames, sum(len(frame) for frame in frames))
         except FrameError as error:
             self._refuse(to, [from_head(first)], error)
-        except Exception as error:  # a fault of ours must not end the loop
+        except Exception as error:  # an internal error must not end the loop
             self._tell_fault(to, from_head(first), error)
 
     def _take(self, to: bytes) -> None:
@@ -287,7 +287,7 @@ class Server:
             else:
                 self._count(to, 1, length)
                 self._send_frames(to, [answer])
-        except Exception as error:  # a fault of ours must not end the loop
+        except Exception as error:  # an internal error must not end the loop
             self._tell_fault(to, self._small_lookups.room[:length], error)
 
     def _tell_fault(self, to: object, first: memoryview, error: Exception) -> None:
@@ -338,7 +338,7 @@ class Server:
         if isinstance(to, ReplyAddress):
             try:
                 pieces, to = to.packet(head, answer.frames), to.peer
-            except FrameError as error:  # its client shares less memory than it asks to be filled
+            except FrameError as error:  # the client shares too little memory for the answer
                 self._refuse_in_words(to, sequence, error)
                 return
         else:
@@ -373,23 +373,23 @@ class Server:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            self.counters.add("answers_dropped")  # the client asks again, or is gone
+            self.counters.add("answers_dropped")  # the client sends the request again, or is gone
 
 
 def _sequence_of(frames: list[Any]) -> int:
-    """The number of a request that cannot be read, if there is one: its client waits for it."""
+    """Returns the sequence of an unreadable request, or 0, so that its client gets an answer."""
     place = 24
     if not frames or len(frames[0]) < place + 8:
         return 0
     return int.from_bytes(bytes(frames[0][place : place + 8]), "little")
 
 
-_SWITCH_S = 0.0005  # threads of a server hold the interpreter for microseconds at a time
+_SWITCH_S = 0.0005  # short: threads of a server hold the GIL for microseconds at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlan:
-    """What a server is to be."""
+    """The settings of a server."""
 
     shard: int
     shards: int
@@ -416,7 +416,7 @@ class ServerPlan:
         checkpoint: Path | None = None,
         durability: str = "checkpoint",
     ) -> ServerPlan:
-        """From what a command line says.
+        """Returns a plan from the values of a command line.
 
         >>> ServerPlan.of("1/4", "127.0.0.1:0").listen
         'tcp://127.0.0.1:0'
@@ -437,12 +437,12 @@ class ServerPlan:
 
     @property
     def name(self) -> str:
-        """As errors call it: `1/4`."""
+        """The name of the server in error messages: `1/4`."""
         return f"{self.shard}/{self.shards}"
 
     @property
     def folder(self) -> Path | None:
-        """The server's own, below the one that all are given."""
+        """The server's own folder inside `checkpoint`."""
         return self.checkpoint and own_folder(self.checkpoint, self.shard, self.shards)
 
 
@@ -451,9 +451,10 @@ def serve(
     tell: Callable[[str], None],
     stop_with: Callable[[Callable[[], None]], None] | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT; `tell` gets the address once clients may come.
+    """Serves until SIGTERM or SIGINT. `tell` gets the address once clients can connect.
 
-    With `stop_with`, which gets what ends the server from any thread, signals are left alone.
+    If `stop_with` is given, it is called with a function that stops the server from any thread, and
+    no signal handler is installed.
     """
     sys.setswitchinterval(_SWITCH_S)
     stopped_by = stop_with or _by_signals
@@ -513,7 +514,7 @@ def serve_shard(
     checkpoint: Path | None,
     durability: str,
 ) -> None:
-    """`serve`, for launchers that start it by its name."""
+    """Runs `serve`. Launchers start a server by the name of this function."""
     plan = ServerPlan.of(
         shard,
         listen,
@@ -526,10 +527,10 @@ def serve_shard(
 
 
 def _by_signals(stop: Callable[[], None]) -> None:
-    """SIGTERM or SIGINT stops, also one that comes just before the main thread goes to sleep.
+    """Makes SIGTERM and SIGINT call `stop`, even just before the main thread starts to sleep.
 
-    Python's own handlers wait for that thread, which may sleep in a poll that nobody wakes any
-    more. What the system's handler writes to the wakeup file another thread reads at once.
+    Python runs its signal handlers in the main thread, which may sleep in a poll without end. The
+    system's handler writes to the wakeup file, which another thread reads immediately.
     """
     told, tell = socket.socketpair()
     tell.setblocking(False)
@@ -543,7 +544,7 @@ def _by_signals(stop: Callable[[], None]) -> None:
 
 
 def _stop_when_told(stop: Callable[[], None], ends: tuple[socket.socket, socket.socket]) -> None:
-    """Keeps both ends open for good: later signals are written, too, and change nothing."""
+    """Calls `stop` after the first signal. Both ends stay open, so later signals have no effect."""
     told, _ = ends
     told.recv(1)
     stop()
@@ -556,7 +557,7 @@ def _recover(
 ) -> Recovered:
     if plan.checkpoint is None:
         return Recovered()
-    import pyarrow  # noqa: F401 - now: a save loads it in a thread that gives way to all others
+    import pyarrow  # noqa: F401 - else a save would import it in its low-priority thread
 
     recovery = Recovery(plan.checkpoint, plan.shard, plan.shards, service, clients)
     return recovery.from_checkpoint() if clock is None else recovery.from_log(clock)

@@ -1,4 +1,4 @@
-"""A RowStore whose rows are spread over many servers."""
+"""A RowStore whose rows are distributed over several servers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerShare:
-    """What one server is asked: its keys, and where they and their rows lie among all of a call."""
+    """The part of a call that one server handles.
+
+    `keys` are the keys that the server owns. `ids` and `floats` are the positions of these keys and
+    of their rows among all packed keys of the call.
+    """
 
     server: int
     keys: TableKeys
@@ -64,12 +68,12 @@ class ServerShare:
 
 
 def shares_of(packed: RoutedKeys) -> list[ServerShare]:
-    """The share of each server that owns any of the packed keys.
+    """Returns one share for each server that owns at least one of the packed keys.
 
     >>> from hedgerow.routing.router import Router
-    >>> from hedgerow.tables.multi.routed_keys import ByOwner
+    >>> from hedgerow.tables.multi.routed_keys import KeyRouter
     >>> keys = TableKeys(torch.tensor([4, 3, 4, 3, 2]), (0, 3, 5))
-    >>> packed = ByOwner((1, 2), [Router("roundrobin", 2)] * 2).pack(keys)
+    >>> packed = KeyRouter((1, 2), [Router("roundrobin", 2)] * 2).pack(keys)
     >>> [(s.server, s.keys.ids.tolist(), s.keys.splits, s.floats) for s in shares_of(packed)]
     [(0, [4, 2], (0, 1, 2), slice(0, 3, None)), (1, [3, 3], (0, 1, 2), slice(3, 6, None))]
     """
@@ -85,7 +89,7 @@ def shares_of(packed: RoutedKeys) -> list[ServerShare]:
 
 
 def joined(packs: Sequence[RoutedKeys]) -> RoutedKeys:
-    """The packed keys of several lookups, side by side for each server and table."""
+    """Returns the packed keys of several lookups as one, grouped by server and table."""
     sizes = torch.stack([one.slot_sizes for one in packs]).sum(0)
     ids, first = side_by_side(packs, [one.ids for one in packs]), packs[0]
     floats = sum(one.floats for one in packs)
@@ -95,11 +99,13 @@ def joined(packs: Sequence[RoutedKeys]) -> RoutedKeys:
 def side_by_side(
     packs: Sequence[RoutedKeys], values: Sequence[Tensor], widths: Sequence[int] = (1,)
 ) -> Tensor:
-    """Values of the packed keys of several lookups, `widths` for each key, in their joined order.
+    """Returns the values of several lookups in the order of their joined keys.
+
+    `widths` holds the number of values per key of each table.
 
     >>> from hedgerow.routing.router import Router
-    >>> from hedgerow.tables.multi.routed_keys import ByOwner
-    >>> owners = ByOwner((1,), [Router("roundrobin", 2)])
+    >>> from hedgerow.tables.multi.routed_keys import KeyRouter
+    >>> owners = KeyRouter((1,), [Router("roundrobin", 2)])
     >>> packs = [owners.pack(TableKeys.of_one(torch.tensor(ids))) for ids in ([1, 2], [2, 4, 3])]
     >>> side_by_side(packs, [one.ids for one in packs]).tolist()
     [2, 2, 4, 1, 3]
@@ -117,7 +123,10 @@ def finite_part(
     counts: Int64[Tensor, "n"],
     dims: Sequence[int],
 ) -> tuple[TableKeys, Tensor, Tensor, int]:
-    """Without the keys whose sum is not finite, and how many gradients those had."""
+    """Removes the keys whose summed gradient is not finite.
+
+    Returns the remaining keys, gradients and counts, and the number of dropped gradients.
+    """
     if first_not_finite(grads) < 0:
         return keys, grads, counts, 0
     kept, rows, splits = [], [], [0]
@@ -137,7 +146,10 @@ def finite_part(
 def check_finite(
     name: str, config: MultiConfig, keys: TableKeys, flat: Float32[Tensor, "floats"]
 ) -> None:
-    """Refuses what is not finite for tables that reject it, before any server has changed a row."""
+    """Raises `NotFiniteError` if a table that rejects non-finite values is given one.
+
+    The check runs before any server changes a row.
+    """
     if first_not_finite(flat) < 0:
         return
     at = float_offsets(keys.splits, config.dims)
@@ -156,7 +168,10 @@ def check_finite(
 def rates_of_keys(
     config: MultiConfig, keys: TableKeys, rates: Sequence[Rate] | None, step: int | None
 ) -> list[float]:
-    """One rate a segment, as numbers: servers know no schedules. 0 for a table without keys."""
+    """Returns one learning rate per segment, as a number, because servers evaluate no schedules.
+
+    The rate of a table without keys is 0.
+    """
     given = config.rates_of(rates)
     found: list[float] = []
     for table, own, (start, stop) in zip(config.configs, given, pairwise(keys.splits), strict=True):
@@ -175,7 +190,7 @@ def rates_of_keys(
 
 
 def fixed_rates(config: MultiConfig) -> tuple[float, ...] | None:
-    """One rate a segment, where no table learns by the step; else None."""
+    """Returns one learning rate per segment, or None if any rate depends on the step."""
     optimizers = [segment.optimizer for table in config.configs for segment in table.segments]
     sources = [rule.rate() if rule else 0.0 for rule in optimizers]
     follow = any(rule and rule.follows_step for rule in optimizers)
@@ -190,7 +205,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dispatch:
-    """How the keys of a lookup were cut for their servers, for an update at the same keys."""
+    """How a lookup distributed its keys to servers. An update at the same keys reuses it."""
 
     of: ServerTables
     packed: RoutedKeys
@@ -199,18 +214,18 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Given:
-    """Gradients of some of the keys that were packed together, and the servers of those."""
+    """Gradients of some keys of one lookup, with the routing and the shares of the lookup."""
 
     packed: RoutedKeys
     grads: Tensor
     counts: Tensor | None
     shares: list[ServerShare]
-    is_whole: bool = True  # whether the gradients are of all keys that were packed
+    is_whole: bool = True  # whether every packed key has a gradient
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Leaving:
-    """What one server gets in an update."""
+    """What one server receives in an update."""
 
     server: int
     keys: TableKeys
@@ -219,16 +234,20 @@ class _Leaving:
 
 
 class ServerTables(DistributedStore):
-    """The RowStore of tables whose rows lie on several servers; as safe from many threads as these.
+    """A RowStore whose rows are on several servers. It is as thread-safe as its shards.
 
-    `routers` name the owner of a key, one a table; by default `roundrobin`. A call sends one
-    request to every server that owns some of its keys, all under way at once. Equal ids of a table
-    travel once (`dedup`), with the sum of their gradients. Rates are worked out here. What an
-    update tells counts distinct ids, of which each is one optimizer step; other workers' updates
-    are steps of their own. An update takes the lookup in place of keys, and need not sort them
-    again. A call that was refused has changed nothing; one that failed at a server may have changed
-    rows of others. `timings` has a timer "embedding_lookup" for every server, with tags `model` and
-    `server`: from the first request of a lookup to this server's answer.
+    `routers` holds one router per table, which names the owner of each key; the default is
+    `roundrobin`. A call sends one request to each server that owns some of its keys, and all
+    requests are in flight at once. With `dedup`, each distinct id of a table travels once, with the
+    sum of its gradients. The client evaluates the learning rates.
+
+    `apply_gradients` accepts the result of a lookup in place of keys and reuses its routing. It
+    takes one optimizer step per distinct id, and its result counts distinct ids. Updates of
+    different workers are separate steps. A call that is rejected before it is sent changes no row.
+    A call that fails at one server may have changed rows on other servers.
+
+    `timings` has a timer "embedding_lookup" with the tags `model` and `server`. It measures the
+    time from the first request of a lookup to the answer of that server.
 
     >>> from hedgerow.ps.shard import LocalShard
     >>> from hedgerow.tables.config import Segment
@@ -272,7 +291,7 @@ class ServerTables(DistributedStore):
             raise ConfigError("ServerTables without a server; give at least one shard.")
         if len(self.routers) != len(self.names):
             raise ConfigError(
-                f"{len(self.routers)} routers for {len(self.names)} tables; give one a table."
+                f"{len(self.routers)} routers for {len(self.names)} tables; give one per table."
             )
         for name, router in zip(self.names, self.routers, strict=True):
             if router.shards != len(self.shards):
@@ -284,14 +303,14 @@ class ServerTables(DistributedStore):
             if (tuple(shard.names), tuple(shard.dims)) != (self.names, self.dims):
                 raise ConfigError(
                     f"server {server} holds tables {shard.names} of {shard.dims} columns, and "
-                    f"{self.names} of {self.dims} are wanted; start all servers with one config."
+                    f"{self.names} of {self.dims} are expected; start all servers with one config."
                 )
 
     def __repr__(self) -> str:
         return f"ServerTables({', '.join(self.names)} on {len(self.shards)} servers)"
 
     def table(self, k: int = 0) -> ServerTables:
-        """Table `k` alone, on the same servers."""
+        """Returns a store of table `k` alone, on the same servers."""
         name = self.names[arguments.table_number(k, len(self.names))]
         alone = {name: self.config.configs[k]}
         splits = self.config.segment_splits
@@ -307,21 +326,21 @@ class ServerTables(DistributedStore):
 
     @property
     def tables(self) -> tuple[HostTable, ...]:
-        """None: all rows are on servers."""
+        """An empty tuple, because all rows are on servers."""
         return ()
 
     def row_counts(self) -> dict[str, int]:
-        """Rows of each table on all servers."""
+        """Returns the number of rows of each table, summed over all servers."""
         return dict(zip(self.names, self.sizes(), strict=True))
 
     def stats_by_table(self) -> dict[str, TableStats]:
-        """Rows, bytes, load and counts of each table, over all servers."""
+        """Returns rows, bytes, load and counters of each table, over all servers."""
         return self.stats()
 
     # ---- reads
 
     def bags_reader(self, bags: FeatureBags) -> BagsReader | None:
-        """None: rows come from servers, and are pooled by torch."""
+        """Returns None: torch pools the rows after the servers have sent them."""
         del bags
         return None
 
@@ -333,7 +352,7 @@ class ServerTables(DistributedStore):
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Lookup:
-        """Rows of `keys` from their owners, flat, into `out` if given. Nothing is inserted."""
+        """Returns the rows of `keys` as a flat tensor, in `out` if given. It inserts no row."""
         arguments.missing_rule(missing)
         keys = as_keys(keys, len(self.names))
         if out is not None and len(self.names) == 1 and out.dim() == 2:
@@ -358,11 +377,14 @@ class ServerTables(DistributedStore):
         return Lookup(keys, rows, self.dims, packed.places, routed)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
+        """Returns whether each key has a row."""
         return self._statuses(keys, lambda shard: shard.start_contains, torch.bool, None)
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Whole rows, in the order of the keys; of several tables, ask `table(k)`."""
+        """Returns rows with state and time, in the order of the keys.
+
+        A store of several tables raises; call `table(k).entries(...)`.
+        """
         self._only("entries")
         keys = as_keys(keys, 1)
         packed = self._by_owner.pack(keys, dedup=False)
@@ -373,40 +395,43 @@ class ServerTables(DistributedStore):
                 lambda share: self.shards[share.server].start_entries(0, share.keys.ids),
             )
         ]
-        if not found:  # a server knows what a row without ids looks like
+        if not found:  # no ids: one server returns empty entries of the right shapes
             return self.shards[0].start_entries(0, keys.ids).wait()
         return _in_order(keys.ids, packed.places, found)
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, server after server; of several tables, ask `table(k)`."""
+        """Yields all rows, one server after another.
+
+        A store of several tables raises; call `table(k).scan(...)`.
+        """
         self._only("scan")
         for shard in self.shards:
             yield from shard.scan(0, rows)
 
     def sizes(self) -> tuple[int, ...]:
-        """Rows of each table on all servers."""
+        """Returns the number of rows of each table, summed over all servers."""
         waiting = [shard.start_sizes() for shard in self.shards]
         return tuple(sum(of) for of in zip(*[one.wait() for one in waiting], strict=True))
 
     def size(self) -> int:
-        """Rows of all tables on all servers."""
+        """Returns the number of rows of all tables on all servers."""
         return sum(self.sizes())
 
     def __len__(self) -> int:
         return self.size()
 
     def stats(self) -> dict[str, TableStats]:
-        """By table what `hr.stats` tells, over all servers: rows, bytes and counts are summed.
+        """Returns the statistics of each table, as in `hr.stats`, summed over all servers.
 
-        `load_factor` is the mean of the servers' indexes by their bytes, `longest_search` the
-        worst.
+        `load_factor` is the mean over the servers, weighted by the bytes of their indexes.
+        `longest_search` is the maximum over the servers.
         """
         waiting = [shard.start_stats() for shard in self.shards]
         told = zip(*[one.wait() for one in waiting], strict=True)
         return {name: _summed(of) for name, of in zip(self.names, told, strict=True)}
 
     def memory(self) -> MemoryUse:
-        """Bytes by purpose, of all tables on all servers."""
+        """Returns the bytes used for each purpose, by all tables on all servers."""
         told = list(self.stats().values())
         index, rows, slack = (
             sum(int(_number(one, f"{part}_bytes")) for one in told)
@@ -415,7 +440,7 @@ class ServerTables(DistributedStore):
         return MemoryUse(index, rows, slack)
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave to any table."""
+        """Returns the largest `ts` of any write to any table."""
         waiting = [shard.start_max_ts() for shard in self.shards]
         return max(one.wait() for one in waiting)
 
@@ -433,7 +458,7 @@ class ServerTables(DistributedStore):
         per_occurrence: bool = False,
         policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """One optimizer step per table and distinct id, with the gradients of this call summed."""
+        """Applies one optimizer step per table and distinct id, using the summed gradient."""
         keys = as_keys(at.keys if isinstance(at, Lookup) else at, len(self.names))
         flat = self._flat("grads", grads, keys)
         if counts is not None:
@@ -481,13 +506,13 @@ class ServerTables(DistributedStore):
         *,
         dedup: bool,
     ) -> list[_Leaving]:
-        """What each server gets: sums of gradients by key, and how many each is."""
+        """Returns the update of each server: the summed gradient and the count of each key."""
         given = list[_Given]()
         lookup = at if isinstance(at, Lookup) and dedup == self._dedup else None
         for one, own, its_counts in by_lookup(lookup, flat, counts) if lookup else ():
             routed, places = one.epoch, one.slots
             if not (isinstance(routed, Dispatch) and routed.of is self and places is not None):
-                given.clear()  # another store made it
+                given.clear()  # the lookup was made by another store
                 break
             packed, whole = routed.packed, len(places) == len(routed.packed.places)
             if places is not packed.places:
@@ -526,30 +551,30 @@ class ServerTables(DistributedStore):
         counts: Int64[Tensor, "n"] | None = None,
         given: bool = True,
     ) -> SummedGradients:
-        """The sum of the gradients of each key, for an update at the result."""
+        """Returns the sum of the gradients of each key. `apply_gradients` accepts the result."""
         return replace(summed(at, grads, counts, self.dims), given=given)
 
     def assign(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> Applied:
-        """Sets rows and keeps optimizer state. The last of equals wins."""
+        """Sets rows and keeps optimizer state. The last row of a repeated key is used."""
         return self._put(keys, rows, lambda shard: shard.start_assign, ts)
 
     def assign_add(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         return self._put(keys, rows, lambda shard: shard.start_assign_add, ts)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new; 0 = was absent, 1 = was there, in the order of the keys."""
+        """Resets rows to their first values. Returns 1 for each key that had a row, else 0."""
         return self._statuses(keys, lambda shard: shard.start_reinitialize, torch.int8, _server_of)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there."""
+        """Removes rows and returns whether each key had one."""
         return self._statuses(keys, lambda shard: shard.start_erase, torch.bool, _server_of)
 
-    # ---- for those who have cut their keys themselves
+    # ---- requests to chosen servers
 
     def ask(
         self,
@@ -558,9 +583,10 @@ class ServerTables(DistributedStore):
         *,
         writes: bool = False,
     ) -> list[A]:
-        """What some servers answer, asked all at once; raises once none is under way.
+        """Returns the answers of `servers`; all requests are in flight at once.
 
-        What fails of calls that are `writes` says which servers have done their part.
+        An error is raised after every started request has ended. If `writes` is true, its message
+        lists the servers that have applied their part.
         """
         on = int if writes else None
         return [answer for _, answer in _answers(servers, lambda i: start(i, self.shards[i]), on)]
@@ -568,7 +594,7 @@ class ServerTables(DistributedStore):
     # ---- helpers
 
     def _flat(self, name: str, rows: Tensor, keys: TableKeys) -> Float32[Tensor, "floats"]:
-        if len(self.names) == 1:  # as every store of one table: flat or [n, dim]
+        if len(self.names) == 1:  # a store of one table accepts flat and [n, dim]
             return arguments.rows_of_batch(name, rows, len(keys.ids), self.dims[0]).view(-1)
         return parts.flat_rows(name, rows, parts.float_offsets(keys.splits, self.dims)[-1])
 
@@ -615,7 +641,7 @@ class ServerTables(DistributedStore):
 
 
 def _summed(told: Sequence[TableStats]) -> TableStats:
-    """What servers tell of one table, as if it were one."""
+    """Combines the statistics of one table from several servers."""
     found: TableStats = {}
     for name, value in told[0].items():
         if isinstance(value, str):
@@ -632,7 +658,7 @@ def _summed(told: Sequence[TableStats]) -> TableStats:
 
 
 def _number(stats: TableStats, name: str) -> int | float:
-    """0 for what a server does not count."""
+    """Returns a statistic as a number, and 0 if the server does not report it."""
     value = stats.get(name, 0)
     return 0 if isinstance(value, str) else value
 
@@ -645,7 +671,10 @@ def _each_key_once(
     *,
     dedup: bool,
 ) -> tuple[TableKeys | Lookup | Tensor, Tensor, Tensor | None]:
-    """Keys, gradients and counts, with those of equal keys of several lookups added up."""
+    """Sums gradients and counts of keys that occur in several joined lookups.
+
+    Anything else is returned unchanged.
+    """
     if not (dedup and isinstance(at, Lookup) and isinstance(at.epoch, Joined)):
         return at, grads, counts
     one = summed(at, grads, counts, dims)
@@ -661,9 +690,10 @@ def _answers(
     start: Callable[[S], PendingAnswer[A]],
     writes_on: Callable[[S], int] | None = None,
 ) -> Iterator[tuple[S, A]]:
-    """The answers to all shares, asked at once; one that fails is raised when none is under way.
+    """Yields each share with its answer. All requests start before the first answer is awaited.
 
-    Of writes, `writes_on` gives the server of a share: the error says which have done their part.
+    The first error is raised after every started request has ended. For writes, `writes_on` returns
+    the server of a share, and the error message lists the servers that have applied their part.
     """
     every = list(shares)
     waiting: list[tuple[S, PendingAnswer[A]]] = []
@@ -696,7 +726,7 @@ def _answers(
 def _tell_who_did(
     failed: BaseException, every: Sequence[int], done: Sequence[int], unsure: Sequence[int]
 ) -> None:
-    """Adds to an error of a write to several servers what became of its other parts."""
+    """Adds to the error of a write which of the other servers have applied their part."""
     if len(every) < 2 or not (done or unsure) or not isinstance(failed, HedgerowError):
         return
     left = [server for server in every if server not in (*done, *unsure)]
@@ -710,7 +740,7 @@ def _tell_who_did(
 
 
 def _in_order(ids: Tensor, back: Tensor, found: Sequence[Entries]) -> Entries:
-    """Rows of several servers at the places of their keys."""
+    """Combines rows from several servers, in the order of `ids`."""
 
     def put(of_each: list[Tensor]) -> Tensor:
         return torch.cat(of_each)[back]

@@ -1,9 +1,9 @@
-"""Executes requests on the tables of a server, and keeps the consumers of its change feeds.
+"""Executes requests on the tables of a server, and stores the consumers of its change feeds.
 
-A consumer is known by its name and a number that its client drew when it opened it: its life. Takes
-are numbered. What a take gave is kept until the next one is asked for, so a request that comes
-again gets the same answer, and one that comes late takes nothing. A take gives at most as many keys
-as its client has room for, and the next ones the rest.
+A consumer is known by its name and its life, a number that its client draws when it opens the
+consumer. Takes are numbered. The server keeps the result of a take until the next take, so a
+repeated request gets the same answer, and a late copy takes nothing. A take returns at most as many
+keys as its client accepts; the next takes return the remaining keys.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from .messages import (
 )
 
 FOLLOWING = (Verb.TOUCHED_OPEN, Verb.TOUCHED_TAKE, Verb.TOUCHED_BACK, Verb.TOUCHED_CLOSE)
-MAX_CONSUMERS = 16  # of one table; beyond, the one that was silent longest must begin anew
+MAX_CONSUMERS = 16  # of one table; beyond it, the consumer that was idle longest is closed
 MAX_CAPACITY = 2**26  # keys: about a gigabyte
 MAX_NAME_BYTES = 256
-_PREFIX = "remote "  # apart from consumers that the server has itself
+_PREFIX = "remote "  # keeps these consumers apart from those of the server itself
 
 
 @dataclass(slots=True)
@@ -59,22 +59,22 @@ class _FeedConsumer:
     life: int
     keys: TouchedKeys
     number: int = 0  # of the last take
-    given: ServerAnswer | None = None  # by it
-    rest: Int64[Tensor, "n"] | None = None  # taken, and not given yet
+    given: ServerAnswer | None = None  # the answer to the last take
+    rest: Int64[Tensor, "n"] | None = None  # keys that were taken and not sent yet
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class ChangeConsumers:
-    """The consumers of all tables of a server; owns a lock, and one for each consumer."""
+    """The consumers of all tables of a server. Owns a lock, and one for each consumer."""
 
     def __init__(self) -> None:
-        self.began_with_rows = False  # of this server: a checkpoint or a log gave it some
+        self.began_with_rows = False  # whether the server recovered rows when it started
         self._start = secrets.randbits(31)
         self._lock = threading.Lock()
         self._known: dict[str, OrderedDict[str, _FeedConsumer]] = {}  # by table, then by consumer
 
     def answer(self, table: HostTable, request: ServerRequest) -> ServerAnswer:
-        """Does what a request asks for, which may have come before."""
+        """Executes a request, which may be a repeated one."""
         order = _order(request)
         name, life = _name(order), checks.count("life", order.get("life", 0), least=1)
         if request.verb == Verb.TOUCHED_OPEN:
@@ -95,7 +95,7 @@ class ChangeConsumers:
             known = self._known.setdefault(table.config.name, OrderedDict())
             old = known.get(name)
             if old is not None and old.life == life:
-                return  # it came twice
+                return  # a repeated request
             if old is not None:
                 known.pop(name).keys.close()
             elif len(known) >= MAX_CONSUMERS:
@@ -121,8 +121,8 @@ class ChangeConsumers:
             if found is None or found.life != life:
                 raise ConsumerGoneError(
                     f"consumer {name!r} of table {table.config.name!r} is not open here: the "
-                    f"server was restarted, or others took its place; open it again and send every "
-                    f"row."
+                    f"server was restarted, or dropped it for newer ones; open it again and send "
+                    f"every row."
                 )
             known.move_to_end(name)
             return found
@@ -156,10 +156,10 @@ class ChangeConsumers:
 
 def _order(request: ServerRequest) -> dict[str, Any]:
     if not request.frames:
-        raise FrameError(f"{request.verb.name.lower()} without saying who follows.")
+        raise FrameError(f"{request.verb.name.lower()} without a consumer.")
     order = value_of(request.frames[0])
     if not isinstance(order, dict):
-        raise FrameError(f"{request.verb.name.lower()} with a {type(order).__name__}, no object.")
+        raise FrameError(f"{request.verb.name.lower()} with a {type(order).__name__}, not a dict.")
     return order
 
 
@@ -183,23 +183,25 @@ def _settings(order: dict[str, Any]) -> TouchedSettings:
 
 def _taken(request: ServerRequest, order: dict[str, Any]) -> TouchedBatch:
     if len(request.frames) != 2:
-        raise FrameError(f"keys given back in {len(request.frames)} buffers; there are two.")
+        raise FrameError(f"keys given back in {len(request.frames)} buffers; 2 are expected.")
     count = memoryview(request.frames[1]).nbytes // 8
     ids = tensor_over(request.frames[1], torch.int64, count, "ids")
     whole = checks.flag("whole_table", order.get("whole_table", False))
     return TouchedBatch(ids, whole_table=whole, forgotten=0)
 
 
-PART_BYTES = 2**22  # of rows in one part of an answer: large enough to be cheap, small enough that
-# the next part is looked up while this one travels
-SLICE_BYTES = 2**24  # of whole rows in one answer to a scan
+# Rows in one part of an answer: large enough for a low overhead, and small enough that the next
+# part is read while this one is sent.
+PART_BYTES = 2**22
+SLICE_BYTES = 2**24  # rows with state in one answer to a scan
 MISSING: tuple[Missing, ...] = ("zeros", "initializer", "training")
 
 
 class TableService:
-    """The verbs on the tables of one shard, which the first client brings if no file did.
+    """Executes verbs on the tables of one shard.
 
-    Writes must come one after the other; reads may come from any thread at any time.
+    The first client defines the tables, unless they came from a file. Writes must run one at a
+    time; reads may run in any thread at any time.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -228,13 +230,16 @@ class TableService:
         }
 
     def note_start(self) -> None:
-        """Whoever follows the tables is told whether they have rows now, before any client."""
+        """Records whether the server has rows now, for consumers of changes.
+
+        Called before any client.
+        """
         tables = () if self._store is None else self._store.tables
         self._consumers.began_with_rows = any(table.size() for table in tables)
 
     @property
     def is_open(self) -> bool:
-        """Whether the tables are there."""
+        """Whether the tables exist."""
         return self._store is not None
 
     @property
@@ -242,13 +247,13 @@ class TableService:
         """The tables."""
         if self._store is None:
             raise StateError(
-                "this server has no tables yet; a client gives them with its configs, or the "
-                "server is started with --tables."
+                "this server has no tables yet; connect a client with configs, or start the "
+                "server with --tables."
             )
         return self._store
 
     def open(self, config: MultiConfig) -> None:
-        """Makes the tables, or proves that they are those that are there."""
+        """Creates the tables, or raises if the existing tables are different."""
         if self._store is None:
             named = dict(zip(config.names, config.configs, strict=True))
             self._store = HostTables(named, clock=self._clock)
@@ -256,12 +261,12 @@ class TableService:
         found = difference(self._store.config, config)
         if found:
             raise ConfigError(
-                f"the tables of this server are other ones: {found}. Give every client the same "
-                f"tables, or start the servers anew."
+                f"the tables of this server are different: {found}. Give every client the same "
+                f"tables, or restart the servers."
             )
 
     def describe(self) -> dict[str, object]:
-        """Names, dims and configs of the tables, and what tells them from others."""
+        """Returns the names, dims and configurations of the tables, and their fingerprint."""
         config = self.store.config
         return {
             "names": list(config.names),
@@ -271,7 +276,7 @@ class TableService:
         }
 
     def read(self, request: ServerRequest) -> Iterator[ServerAnswer]:
-        """The parts of the answer, one after the other; an error becomes an answer, too."""
+        """Yields the parts of the answer. An error is yielded as an answer."""
         try:
             yield from self._reads[request.verb](self.store, request)
         except HedgerowError as error:
@@ -280,18 +285,21 @@ class TableService:
     def lookup_at(
         self, ids_at: int, splits: tuple[int, ...], missing: int, step: int | None, rows_at: int
     ) -> None:
-        """The rows of a small lookup, of ids at an address into room for them, both measured."""
+        """Looks up the ids at one address and writes their rows to another.
+
+        The caller checks the sizes.
+        """
         self.store.lookup_at(ids_at, splits, MISSING[missing], step, rows_at)
 
     def write(self, request: ServerRequest) -> ServerAnswer:
-        """Changes rows."""
+        """Changes rows. An error is returned as an answer."""
         try:
             return self._writes[request.verb](self.store, request)
         except HedgerowError as error:
             return failure(request.verb, error)
 
     def floats_of(self, request: ServerRequest) -> int:
-        """Values in the rows of a request's keys."""
+        """Returns the number of values in the rows of a request's keys."""
         return parts.float_offsets(request.splits, self.store.dims)[-1]
 
     # ---- reads
@@ -319,7 +327,7 @@ class TableService:
             offset += floats
 
     def _rows_for(self, request: ServerRequest, at: int, floats: int) -> Float32[Tensor, "floats"]:
-        """The client's own memory, if it shares some and rows travel as they are."""
+        """Returns memory for rows: the client's shared memory if it fits, else a buffer."""
         room = request.room
         if room is None or request.options.wire or at + floats > len(room):
             return self._outputs.take(floats)[0]
@@ -347,7 +355,7 @@ class TableService:
 
     def _scan_ids(self, store: HostTables, request: ServerRequest) -> Iterator[ServerAnswer]:
         options = request.options
-        most = SLICE_BYTES // 128  # whole rows are read for them
+        most = SLICE_BYTES // 128  # the scan reads rows with state
         found, cursor, done = store.table(options.table).scan_slice(
             options.cursor, min(options.rows or most, most)
         )
@@ -420,7 +428,7 @@ class TableService:
 
 
 def failure(verb: Verb, error: Exception, status: Status = Status.FAILED) -> ServerAnswer:
-    """An error as an answer; the client raises it again by its name."""
+    """Returns an error as an answer. The client raises the error class of the same name."""
     text = text_of({"error": type(error).__name__, "message": str(error)})
     return ServerAnswer(verb, status=status, frames=[text])
 
@@ -441,7 +449,7 @@ def _keys(store: HostTables, request: ServerRequest) -> TableKeys:
 
 
 def _cuts(ids: int, floats: int) -> list[tuple[int, int]]:
-    """Runs of keys whose rows make a part of an answer."""
+    """Splits keys into ranges, so that the rows of each range are about one part of an answer."""
     step = max(1, -(-ids // -(-4 * floats // PART_BYTES)))
     return [(at, min(at + step, ids)) for at in range(0, ids, step)]
 

@@ -21,29 +21,29 @@ A_co = TypeVar("A_co", covariant=True)
 
 
 class PendingAnswer(Protocol[A_co]):
-    """An answer on its way."""
+    """An answer that may not have arrived yet."""
 
     def wait(self) -> A_co:
-        """The answer, once it is here; raises what the shard, or the way to it, failed with."""
+        """Returns the answer once it has arrived. Raises if the shard or its connection failed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyAnswer(Generic[A]):
-    """An answer that is here already."""
+    """An answer that is already available."""
 
     answer: A
 
     def wait(self) -> A:
-        """At once."""
+        """Returns the answer immediately."""
         return self.answer
 
 
 class Shard(Protocol):
     """The tables of one shard. Every call may return before its work is done.
 
-    Keys are those that this shard owns; rows and gradients are flat, table after table, as a
-    `RowStore` of several tables takes them.
+    The caller passes only keys that this shard owns. Rows and gradients are flat, one table after
+    another, as in a `RowStore` of several tables.
     """
 
     @property
@@ -64,7 +64,10 @@ class Shard(Protocol):
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> PendingAnswer[Lookup]:
-        """Rows of `keys`, into `out` if given; nobody reads `out` before the answer is here."""
+        """Reads the rows of `keys`, into `out` if given.
+
+        `out` must not be read before the answer arrives.
+        """
         ...
 
     def start_apply_gradients(
@@ -78,8 +81,10 @@ class Shard(Protocol):
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
     ) -> PendingAnswer[Applied]:
-        """One optimizer step per table and distinct id. Keys and gradients stay as they are until
-        the answer is here."""
+        """Applies one optimizer step per table and distinct id.
+
+        Keys and gradients must not be modified before the answer arrives.
+        """
         ...
 
     def start_assign(
@@ -91,44 +96,44 @@ class Shard(Protocol):
     def start_assign_add(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> PendingAnswer[Applied]:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         ...
 
     def start_reinitialize(self, keys: TableKeys) -> PendingAnswer[Int8[Tensor, "n"]]:
-        """Makes rows as new; 0 = was absent, 1 = was there."""
+        """Resets rows to their first values. The answer is 1 where a key had a row, else 0."""
         ...
 
     def start_contains(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
-        """Whether each key has a row."""
+        """Reads whether each key has a row."""
         ...
 
     def start_erase(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
-        """Removes rows and says which were there."""
+        """Removes rows. The answer says whether each key had one."""
         ...
 
     def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> PendingAnswer[Entries]:
-        """Whole rows of table `k`."""
+        """Reads rows of table `k` with their state and time."""
         ...
 
     def scan(self, k: int, rows: int | None = None) -> Iterator[Entries]:
-        """All rows of table `k`, in slices of about `rows`."""
+        """Yields all rows of table `k`, in slices of about `rows`."""
         ...
 
     def start_sizes(self) -> PendingAnswer[tuple[int, ...]]:
-        """Rows of each table."""
+        """Reads the number of rows of each table."""
         ...
 
     def start_stats(self) -> PendingAnswer[tuple[TableStats, ...]]:
-        """Rows, bytes, load and counts of each table."""
+        """Reads rows, bytes, load and counters of each table."""
         ...
 
     def start_max_ts(self) -> PendingAnswer[int]:
-        """The largest `ts` any write gave."""
+        """Reads the largest `ts` of any write."""
         ...
 
 
 class LocalShard:
-    """A shard in this process: every answer is there when the call returns.
+    """A shard in this process. Every call returns after its work is done.
 
     >>> import torch
     >>> from hedgerow.tables.config import Segment, TableConfig
@@ -164,7 +169,7 @@ class LocalShard:
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> ReadyAnswer[Lookup]:
-        """Rows of `keys`, into `out` if given."""
+        """Reads the rows of `keys`, into `out` if given."""
         return ReadyAnswer(self.store.lookup(keys, missing=missing, step=step, out=out))
 
     def start_apply_gradients(
@@ -178,7 +183,7 @@ class LocalShard:
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
     ) -> ReadyAnswer[Applied]:
-        """One optimizer step per table and distinct id."""
+        """Applies one optimizer step per table and distinct id."""
         applied = self.store.apply_gradients(
             keys,
             grads,
@@ -199,45 +204,45 @@ class LocalShard:
     def start_assign_add(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> ReadyAnswer[Applied]:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         return ReadyAnswer(self.store.assign_add(keys, rows, ts=ts))
 
     def start_reinitialize(self, keys: TableKeys) -> ReadyAnswer[Int8[Tensor, "n"]]:
-        """Makes rows as new; 0 = was absent, 1 = was there."""
+        """Resets rows to their first values. The answer is 1 where a key had a row, else 0."""
         return ReadyAnswer(self.store.reinitialize(keys))
 
     def start_contains(self, keys: TableKeys) -> ReadyAnswer[Bool[Tensor, "n"]]:
-        """Whether each key has a row."""
+        """Reads whether each key has a row."""
         return ReadyAnswer(self.store.contains(keys))
 
     def start_erase(self, keys: TableKeys) -> ReadyAnswer[Bool[Tensor, "n"]]:
-        """Removes rows and says which were there."""
+        """Removes rows. The answer says whether each key had one."""
         return ReadyAnswer(self.store.erase(keys))
 
     def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> ReadyAnswer[Entries]:
-        """Whole rows of table `k`."""
+        """Reads rows of table `k` with their state and time."""
         return ReadyAnswer(self.store.table(k).entries(ids))
 
     def scan(self, k: int, rows: int | None = None) -> Iterator[Entries]:
-        """All rows of table `k`, in slices of about `rows`."""
+        """Yields all rows of table `k`, in slices of about `rows`."""
         return self.store.table(k).scan(rows)
 
     def start_sizes(self) -> ReadyAnswer[tuple[int, ...]]:
-        """Rows of each table."""
+        """Reads the number of rows of each table."""
         return ReadyAnswer(tuple(table.size() for table in self.store.tables))
 
     def start_stats(self) -> ReadyAnswer[tuple[TableStats, ...]]:
-        """Rows, bytes, load and counts of each table."""
+        """Reads rows, bytes, load and counters of each table."""
         return ReadyAnswer(tuple(table_stats(table) for table in self.store.tables))
 
     def start_max_ts(self) -> ReadyAnswer[int]:
-        """The largest `ts` any write gave."""
+        """Reads the largest `ts` of any write."""
         return ReadyAnswer(self.store.max_ts())
 
 
 @dataclass(frozen=True, slots=True)
 class _RoundedLookup:
-    """Rows on their way, rounded when they are here."""
+    """A pending lookup whose rows are rounded to half precision when they arrive."""
 
     pending: PendingAnswer[Lookup]
 
@@ -252,9 +257,9 @@ def _half(values: Tensor) -> Tensor:
 
 
 class Fp16Shard:
-    """Rounds looked-up rows and gradients to half, as a wire of half precision does.
+    """Rounds looked-up rows and gradients to half precision, as sending them as float16 does.
 
-    Rows stay float32 where they lie; `assign`, `assign_add` and whole rows travel as they are.
+    Stored rows stay float32. `assign`, `assign_add` and `entries` are not rounded.
 
     >>> from hedgerow.ps.shard import LocalShard
     >>> from hedgerow.tables.config import Segment, TableConfig
@@ -290,7 +295,7 @@ class Fp16Shard:
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> PendingAnswer[Lookup]:
-        """Rows of `keys`, rounded, into `out` if given."""
+        """Reads the rows of `keys`, rounded, into `out` if given."""
         return _RoundedLookup(self.shard.start_lookup(keys, missing=missing, step=step, out=out))
 
     def start_apply_gradients(
@@ -304,7 +309,7 @@ class Fp16Shard:
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
     ) -> PendingAnswer[Applied]:
-        """One optimizer step per table and distinct id, with rounded gradients."""
+        """Applies one optimizer step per table and distinct id, with rounded gradients."""
         return self.shard.start_apply_gradients(
             keys,
             _half(grads),
@@ -324,39 +329,39 @@ class Fp16Shard:
     def start_assign_add(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> PendingAnswer[Applied]:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         return self.shard.start_assign_add(keys, rows, ts=ts)
 
     def start_reinitialize(self, keys: TableKeys) -> PendingAnswer[Int8[Tensor, "n"]]:
-        """Makes rows as new; 0 = was absent, 1 = was there."""
+        """Resets rows to their first values. The answer is 1 where a key had a row, else 0."""
         return self.shard.start_reinitialize(keys)
 
     def start_contains(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
-        """Whether each key has a row."""
+        """Reads whether each key has a row."""
         return self.shard.start_contains(keys)
 
     def start_erase(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
-        """Removes rows and says which were there."""
+        """Removes rows. The answer says whether each key had one."""
         return self.shard.start_erase(keys)
 
     def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> PendingAnswer[Entries]:
-        """Whole rows of table `k`."""
+        """Reads rows of table `k` with their state and time."""
         return self.shard.start_entries(k, ids)
 
     def scan(self, k: int, rows: int | None = None) -> Iterator[Entries]:
-        """All rows of table `k`, in slices of about `rows`."""
+        """Yields all rows of table `k`, in slices of about `rows`."""
         return self.shard.scan(k, rows)
 
     def start_sizes(self) -> PendingAnswer[tuple[int, ...]]:
-        """Rows of each table."""
+        """Reads the number of rows of each table."""
         return self.shard.start_sizes()
 
     def start_stats(self) -> PendingAnswer[tuple[TableStats, ...]]:
-        """Rows, bytes, load and counts of each table."""
+        """Reads rows, bytes, load and counters of each table."""
         return self.shard.start_stats()
 
     def start_max_ts(self) -> PendingAnswer[int]:
-        """The largest `ts` any write gave."""
+        """Reads the largest `ts` of any write."""
         return self.shard.start_max_ts()
 
 
@@ -365,7 +370,7 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True)
 class _AnswerForSome(Generic[B]):
-    """What is told of some tables, out of what is told of all."""
+    """The part of an answer for all tables that belongs to the tables `of`."""
 
     pending: PendingAnswer[tuple[B, ...]]
     of: tuple[int, ...]
@@ -376,9 +381,10 @@ class _AnswerForSome(Generic[B]):
 
 
 class ShardView:
-    """The tables `of` a shard, by number, whose tables have the segments `segment_splits`.
+    """The tables `of` of a shard, given by number.
 
-    `max_ts` is that of all its tables.
+    `segment_splits` holds the segment offsets of all tables of the shard. `max_ts` is the maximum
+    over all tables of the shard.
 
     >>> import torch
     >>> from hedgerow.ps.shard import LocalShard
@@ -401,12 +407,12 @@ class ShardView:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """These tables, in byte order."""
+        """The tables of this view, in byte order."""
         return tuple(self.shard.names[k] for k in self.of)
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Columns of each."""
+        """Columns of each table of this view."""
         return tuple(self.shard.dims[k] for k in self.of)
 
     def _among(self, keys: TableKeys) -> TableKeys:
@@ -415,7 +421,10 @@ class ShardView:
         return TableKeys(keys.ids, (0, *accumulate(sizes.values())))
 
     def _rates(self, rates: Sequence[Rate]) -> list[Rate]:
-        """Those of all tables; of tables without keys nobody reads them."""
+        """Returns rates for all tables of the shard.
+
+        Tables outside this view get 0, which is not used.
+        """
         given, every = iter(rates), list[Rate]()
         for k, (start, stop) in enumerate(pairwise(self._segments)):
             every += [next(given) if k in self.of else 0.0 for _ in range(start, stop)]
@@ -429,7 +438,7 @@ class ShardView:
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> PendingAnswer[Lookup]:
-        """Rows of `keys`, into `out` if given."""
+        """Reads the rows of `keys`, into `out` if given."""
         return self.shard.start_lookup(self._among(keys), missing=missing, step=step, out=out)
 
     def start_apply_gradients(
@@ -443,7 +452,7 @@ class ShardView:
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
     ) -> PendingAnswer[Applied]:
-        """One optimizer step per distinct id."""
+        """Applies one optimizer step per table and distinct id."""
         return self.shard.start_apply_gradients(
             self._among(keys),
             grads,
@@ -463,37 +472,37 @@ class ShardView:
     def start_assign_add(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> PendingAnswer[Applied]:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         return self.shard.start_assign_add(self._among(keys), rows, ts=ts)
 
     def start_reinitialize(self, keys: TableKeys) -> PendingAnswer[Int8[Tensor, "n"]]:
-        """Makes rows as new; 0 = was absent, 1 = was there."""
+        """Resets rows to their first values. The answer is 1 where a key had a row, else 0."""
         return self.shard.start_reinitialize(self._among(keys))
 
     def start_contains(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
-        """Whether each key has a row."""
+        """Reads whether each key has a row."""
         return self.shard.start_contains(self._among(keys))
 
     def start_erase(self, keys: TableKeys) -> PendingAnswer[Bool[Tensor, "n"]]:
-        """Removes rows and says which were there."""
+        """Removes rows. The answer says whether each key had one."""
         return self.shard.start_erase(self._among(keys))
 
     def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> PendingAnswer[Entries]:
-        """Whole rows of table `k` of these."""
+        """Reads rows of table `k` of this view with their state and time."""
         return self.shard.start_entries(self.of[k], ids)
 
     def scan(self, k: int, rows: int | None = None) -> Iterator[Entries]:
-        """All rows of table `k` of these, in slices of about `rows`."""
+        """Yields all rows of table `k` of this view, in slices of about `rows`."""
         return self.shard.scan(self.of[k], rows)
 
     def start_sizes(self) -> PendingAnswer[tuple[int, ...]]:
-        """Rows of each."""
+        """Reads the number of rows of each table of this view."""
         return _AnswerForSome(self.shard.start_sizes(), self.of)
 
     def start_stats(self) -> PendingAnswer[tuple[TableStats, ...]]:
-        """Rows, bytes, load and counts of each."""
+        """Reads rows, bytes, load and counters of each table of this view."""
         return _AnswerForSome(self.shard.start_stats(), self.of)
 
     def start_max_ts(self) -> PendingAnswer[int]:
-        """The largest `ts` any write gave."""
+        """Reads the largest `ts` of any write."""
         return self.shard.start_max_ts()

@@ -1,7 +1,7 @@
-"""Waiting for several sockets, sharing a socket between threads, and clients that send too much.
+"""Waits for several sockets, shares a socket between threads, and finds clients that send too much.
 
-The file descriptor of a ZeroMQ socket reports each change of its state once. Before a thread waits
-for it, and again afterwards, the thread must read the socket's `EVENTS`.
+The file descriptor of a ZeroMQ socket reports each change of its state once. A thread must read the
+socket's `EVENTS` before and after it waits for the descriptor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 
 class SocketPoller:
-    """Waits for any of some sockets and plain descriptors. Single-owner, as its sockets are."""
+    """Waits for ZeroMQ sockets and plain descriptors. Single-owner, as its sockets are."""
 
     def __init__(self, *sources: Any) -> None:
         import zmq
@@ -28,18 +28,18 @@ class SocketPoller:
             self._poll.register(source if known else source.getsockopt(zmq.FD), select.POLLIN)
 
     def watch(self, descriptor: int, what: int) -> None:
-        """Waits for a plain descriptor, too, or for something else on it."""
+        """Adds a plain descriptor, or changes the events that are awaited on it."""
         self._poll.register(descriptor, what)
 
     def forget(self, descriptor: int) -> None:
-        """Waits for it no more, if it did."""
+        """Removes a descriptor. Does nothing if it is not watched."""
         try:
             self._poll.unregister(descriptor)
         except (KeyError, ValueError):  # it was closed, or never watched
             return
 
     def wait(self, pause_ms: int | None = None) -> list[tuple[int, int]]:
-        """Descriptors on which something changed, each with what; none after so many ms."""
+        """Returns the changed descriptors with their events; empty after `pause_ms`."""
         return self._poll.poll(pause_ms)
 
     def has_input(self, socket: Any) -> bool:
@@ -48,24 +48,24 @@ class SocketPoller:
 
 
 class Awaited(Protocol):
-    """What a reader waits for; another reader may find it for him."""
+    """An object that a reader waits for. Another reader may complete it."""
 
     done: bool
 
 
 class SocketOwnership:
-    """Senders go first: one who reads, and so waits long, stands aside for them. Thread-safe."""
+    """A lock for a socket, in which senders go before readers. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._taken = False
-        self.senders = 0  # that wait for their turn
+        self.senders = 0  # threads that wait to send
         self._waiting = 0  # threads that wait for a change
-        self.reader_waits = False  # in a poll, which `wake_fd` ends; the reader takes it back
+        self.reader_waits = False  # in a poll, which `wake_fd` ends; the reader clears it
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def take(self) -> None:
-        """The turn of a sender, as soon as nobody has it."""
+        """Waits for the socket in order to send, and takes it."""
         with self._changed:
             self.senders += 1
             if self.reader_waits:
@@ -76,7 +76,10 @@ class SocketOwnership:
             self._taken = True
 
     def take_to_read(self, awaited: Awaited) -> bool:
-        """The turn of a reader; False if another one has found what he waits for."""
+        """Waits for the socket in order to read.
+
+        Returns False if another reader completed `awaited`.
+        """
         with self._changed:
             while not awaited.done and (self._taken or self.senders):
                 self._wait()
@@ -86,18 +89,18 @@ class SocketOwnership:
             return True
 
     def end(self) -> None:
-        """Gives the turn to another."""
+        """Releases the socket."""
         with self._changed:
             self._taken = False
-            if self._waiting:  # most of the time none does, and to ask takes less than to notify
+            if self._waiting:  # usually none waits, and this check is cheaper than a notify
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody will wait any more."""
+        """Closes the wake descriptor. No thread may wait afterwards."""
         os.close(self.wake_fd)
 
     def tell(self) -> None:
-        """Something was found that others may wait for."""
+        """Wakes the waiting threads because an awaited object may be complete."""
         with self._changed:
             self._changed.notify_all()
 
@@ -110,40 +113,41 @@ class SocketOwnership:
 
 
 MOST_WAITING = 2**16
-"""Messages of one client that may wait. A client of ours has a few requests under way."""
-_LOOKS = 3  # in a row that find too many
-_LOOK = 1024  # messages between two looks at the connections
+"""Messages of one client that may wait. A normal client has a few requests in flight."""
+_LOOKS = 3  # checks in a row that must find too many messages
+_LOOK = 1024  # messages between two checks
 _RECEIVED_AT = 128  # tcpi_bytes_received in Linux's struct tcp_info
 _RECEIVED = struct.Struct("<Q")
-_HEAD_BYTES, _LONG_HEAD_BYTES, _LONG = 2, 9, 255  # of a frame of ZeroMQ
-_CURVE_BYTES = 33  # of a message that CURVE encrypts
+_HEAD_BYTES, _LONG_HEAD_BYTES, _LONG = 2, 9, 255  # header sizes of a ZeroMQ frame
+_CURVE_BYTES = 33  # overhead of a message that CURVE encrypts
 
 
 class Backlog:
-    """Finds a client whose messages come faster than they are read. Single-owner: the loop.
+    """Finds a client whose messages arrive faster than they are read. Single-owner: the loop.
 
-    It watches one client at a time: the system counts the bytes that came from it, the loop those
-    that it has read. ZeroMQ's own limit would serve, but aborts the process, see `Server`.
+    It watches one client at a time and compares the bytes that the system received from the client
+    with the bytes that the loop has read. ZeroMQ's own limit is not used, because it can abort the
+    process; see `_QUEUED_IN` in `server`.
     """
 
     def __init__(self, *, encrypted: bool) -> None:
-        self.client: bytes | None = None  # the one that is watched
+        self.client: bytes | None = None  # the watched client
         self._extra = _CURVE_BYTES if encrypted else 0
         self._connection: socket.socket | None = None
         self._unwatched = self._messages = self._bytes = self._from = self._long = 0
 
     def is_due(self) -> bool:
-        """Counts a message. True: the next client to be read is to be watched."""
+        """Counts a message. Returns whether the client of the next message must be watched."""
         if self.client is not None:
             return False
         self._unwatched += 1
         return self._unwatched % _LOOK == 0
 
     def watch(self, client: bytes, descriptor: int) -> None:
-        """Watches a client, by the connection that its message came through."""
+        """Watches a client through the connection of its message."""
         try:
             self._connection = socket.socket(fileno=os.dup(descriptor))
-        except OSError:  # it is gone, its messages are still there
+        except OSError:  # the connection is gone, but messages are still queued
             return
         self._from = self._received()
         self.client, self._messages, self._bytes, self._long = client, 0, 0, 0
@@ -151,10 +155,10 @@ class Backlog:
             self.forget()
 
     def is_too_long(self, frames: int, size: int) -> bool:
-        """Counts a message of the watched client; whether more than `MOST_WAITING` wait behind it.
+        """Counts a message of the watched client. Returns whether more than `MOST_WAITING` wait.
 
-        One look may see a large message that is still on its way, so it takes several in a row. A
-        client that has next to none waiting is watched no longer.
+        A single check may count a large message that is still arriving, so several checks in a row
+        must agree. A client with almost no waiting messages is no longer watched.
         """
         head = _HEAD_BYTES if size <= _LONG else _LONG_HEAD_BYTES
         self._messages += 1
@@ -169,20 +173,20 @@ class Backlog:
         return self._long >= _LOOKS
 
     def cut_off(self) -> None:
-        """Ends the connection of the watched client; ZeroMQ then lets it go."""
+        """Shuts down the connection of the watched client. ZeroMQ then drops the client."""
         if self._connection is not None:
-            with suppress(OSError):  # it went by itself
+            with suppress(OSError):  # it is closed already
                 self._connection.shutdown(socket.SHUT_RDWR)
         self.forget()
 
     def forget(self) -> None:
-        """Nothing waits, or the client is no longer watched."""
+        """Stops watching the client."""
         if self._connection is not None:
             self._connection.close()
         self.client, self._connection, self._unwatched = None, None, 0
 
     def _received(self) -> int:
-        """Bytes that came through the connection; 0 where the system does not say."""
+        """Returns the bytes received on the connection, or 0 if the system does not report them."""
         if self._connection is None:
             return 0
         try:

@@ -39,43 +39,43 @@ from .unix_messages import (
 )
 
 _ZMQ_BUFFER_BYTES = 2**22
-_QUEUED_OUT = 256  # requests inside the socket; more wait outside
-_BEATS = 5  # signs of life in the time after which a silent connection counts as lost
-_CONNECT_MS = 5000  # for an address that does not even refuse
-IN, OUT = 1, 2  # what a line can do
+_QUEUED_OUT = 256  # requests queued in the socket; more wait in the connection
+_BEATS = 5  # heartbeats in the time after which a silent connection is lost
+_CONNECT_MS = 5000  # for an address that does not answer at all
+IN, OUT = 1, 2  # a transport is ready to receive, to send
 
 
 class TransportEvent(Enum):
-    """What happened to the line."""
+    """An event of a transport."""
 
     CONNECTED = "connected"
-    DISCONNECTED = "disconnected"  # whatever the cause; the socket may not come back by itself
-    BROKEN_OFF = "broken off"  # while greeting: a server that dies then, or keys that do not fit
-    UNKNOWN_KEY = "unknown key"  # said by a server that knows its own
-    REFUSED = "refused"  # one side has keys, the other has none
-    ENDED = "ended"  # for good; another line is needed
+    DISCONNECTED = "disconnected"  # for any cause; the socket may not reconnect by itself
+    BROKEN_OFF = "broken off"  # during the handshake: the server died, or the keys are wrong
+    UNKNOWN_KEY = "unknown key"  # the server does not accept the client's key
+    REFUSED = "refused"  # only one side has keys
+    ENDED = "ended"  # the transport cannot reconnect
 
 
 @dataclass(slots=True, eq=False)
 class ReceivedBuffers:
-    """Buffers that came together with their head."""
+    """Buffers that arrived together with their head."""
 
     buffers: list[memoryview]
 
     def into(self, room: memoryview) -> int:
-        """Copies the next into its place; its length."""
+        """Copies the next buffer into `room` and returns its length."""
         if not self.buffers:
             raise _lacks_a_buffer()
         buffer = self.buffers.pop(0)
         taken = len(buffer)
         if taken > len(room):
             raise FrameError(f"{taken} bytes of rows where {len(room)} were asked for.")
-        if taken:  # no room at all is read-only
+        if taken:  # an empty `room` may be read-only
             room[:taken] = buffer
         return taken
 
     def frame(self) -> memoryview:
-        """The next as it is."""
+        """Returns the next buffer without a copy."""
         if not self.buffers:
             raise _lacks_a_buffer()
         return self.buffers.pop(0)
@@ -86,9 +86,9 @@ def _lacks_a_buffer() -> FrameError:
 
 
 class ZmqTransport:
-    """A DEALER socket. Single-owner: whoever has the turn."""
+    """A ZeroMQ DEALER socket. Single-owner: the thread that owns the socket."""
 
-    was_heard = True  # it comes back by itself
+    was_heard = True  # of no use here, because ZeroMQ reconnects by itself
 
     def __init__(
         self, address: str, keys: ClientKeys | None, wake_fd: int, *, silent_s: float
@@ -99,12 +99,12 @@ class ZmqTransport:
         self.closed = False  # set by `close`
         self._wake_fd = wake_fd
         silent_ms = max(int(1000 * silent_s), _BEATS)
-        # The context of the process: one thread serves the sockets to all servers.
+        # The shared context of the process: one I/O thread serves the sockets to all servers.
         socket = self._socket = zmq.Context.instance().socket(zmq.DEALER)
         for option, value in (
             (zmq.LINGER, 0),
-            (zmq.IMMEDIATE, 1),  # nothing queues up for a server that is away
-            (zmq.RCVHWM, 0),  # the requests under way bound it
+            (zmq.IMMEDIATE, 1),  # queue nothing for a server that is not connected
+            (zmq.RCVHWM, 0),  # bounded by the requests in flight
             (zmq.SNDHWM, _QUEUED_OUT),
             (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
             (zmq.RECONNECT_IVL, 20),
@@ -129,12 +129,12 @@ class ZmqTransport:
         self._one_sided = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
         self._monitor = socket.get_monitor_socket(sum(self._kinds))
         self._waiting = SocketPoller(socket, wake_fd, self._monitor)
-        self._waiting.has_input(self._monitor)  # else its first event would wake no thread
+        self._waiting.has_input(self._monitor)  # without this its first event wakes no thread
         self._events, self._rcvmore = int(zmq.EVENTS), int(zmq.RCVMORE)
         self._more, self._now = int(zmq.SNDMORE), int(zmq.NOBLOCK)
 
     def connect(self) -> None:
-        """Goes to the server; until then the line waits. Once."""
+        """Connects to the server. Called once; nothing is sent before."""
         try:
             self._socket.connect(self._address)
         except self._zmq.ZMQError as error:
@@ -146,9 +146,9 @@ class ZmqTransport:
     def send(
         self, sequence: int, head: Buffer, buffers: Sequence[Buffer], room_bytes: int, *, once: bool
     ) -> bool:
-        """Whether a request went out: the server may be away, or more queued than the socket takes.
+        """Sends a request. Returns False if the server is not connected or the queue is full.
 
-        Only lines that share memory care for who asks, for what, and how often.
+        Only `UnixTransport` uses `sequence`, `room_bytes` and `once`.
         """
         first, *rest = message(head, buffers)
         try:
@@ -160,16 +160,17 @@ class ZmqTransport:
         return True
 
     def release(self, sequence: int, *, answered: bool) -> None:
-        """A request is done; nothing of it is kept here."""
+        """Does nothing: this transport keeps no state of a request."""
 
     def ready(self, *, send: bool) -> int:
-        """What the socket can do now."""
+        """Returns what the socket is ready for: `IN`, `OUT`, both or neither."""
         return self._socket.getsockopt(self._events) & (IN | OUT if send else IN)
 
     def poll(self, pause_ms: int, *, send: bool) -> tuple[int, bool, bool]:
-        """What the socket can do, whether something happened to it, whether a sender woke us.
+        """Waits, then returns what the socket is ready for, and two flags.
 
-        Waits if there is nothing; the caller has seen that the socket is not `ready`.
+        The flags say whether there are events and whether a sender woke this thread. The caller has
+        checked that the socket is not `ready`.
         """
         changed = self._waiting.wait(pause_ms)
         if not changed:
@@ -180,7 +181,7 @@ class ZmqTransport:
         return self.ready(send=send), self._waiting.has_input(self._monitor), woken
 
     def events(self) -> Iterator[TransportEvent]:
-        """What happened since the last time."""
+        """Yields the events since the last call."""
         from zmq.utils.monitor import recv_monitor_message
 
         while self._monitor.poll(0):
@@ -190,7 +191,7 @@ class ZmqTransport:
             yield TransportEvent.REFUSED if one_sided else self._kinds[told["event"]]
 
     def receive(self) -> tuple[Buffer, BufferReader] | None:
-        """The head of the next answer and what follows it: in its frame, or in those that come."""
+        """Returns the head of the next answer and a reader of its buffers, or None."""
         try:
             head = self._socket.recv(self._now, copy=False)
         except self._zmq.Again:
@@ -198,12 +199,12 @@ class ZmqTransport:
         return head.buffer, self if head.more else ReceivedBuffers([behind_head(head.buffer)])
 
     def skip_rest(self) -> None:
-        """Leaves nothing of a message in the socket."""
+        """Discards the unread frames of a message."""
         while self._socket.getsockopt(self._rcvmore):
             self._socket.recv(copy=False)
 
     def into(self, room: memoryview) -> int:
-        """The next buffer of a message, copied once into its place; its length."""
+        """Receives the next buffer of a message into `room` and returns its length."""
         self._check_more()
         if not room:
             return len(self._socket.recv())
@@ -213,7 +214,7 @@ class ZmqTransport:
         return taken
 
     def frame(self) -> Buffer:
-        """The next buffer of a message as it lies in the socket's memory."""
+        """Returns the next buffer of a message in the socket's memory."""
         self._check_more()
         return self._socket.recv(copy=False).buffer
 
@@ -222,7 +223,7 @@ class ZmqTransport:
             raise _lacks_a_buffer()
 
     def close(self) -> None:
-        """Ends it; what was not sent is dropped."""
+        """Closes the socket. Unsent requests are dropped."""
         self.closed = True
         self._socket.disable_monitor()
         self._monitor.close()
@@ -230,14 +231,17 @@ class ZmqTransport:
 
 
 class UnixTransport:
-    """A connection that ends with its server. Single-owner: whoever has the turn."""
+    """A Unix socket with shared memory, to one server process.
+
+    It does not reconnect. Single-owner: the thread that owns the socket.
+    """
 
     def __init__(self, connected: socket.socket, wake_fd: int) -> None:
         self._socket, self._wake_fd = connected, wake_fd
         self._fd = connected.fileno()
         self._blocks = ClientBlocks()
         self._room = memoryview(bytearray(PACKET_BYTES + 1))
-        self._is_full = False  # the socket
+        self._is_full = False  # whether the socket accepts no packet
         self._has_no_block = False
         self._ended = False
         self.was_heard = self.closed = False
@@ -245,12 +249,15 @@ class UnixTransport:
         self._poll.register(self._fd, select.POLLIN)
         self._poll.register(wake_fd, select.POLLIN)
 
-    # ---- out
+    # ---- sending
 
     def send(
         self, sequence: int, head: Buffer, buffers: Sequence[Buffer], room_bytes: int, *, once: bool
     ) -> bool:
-        """Whether a request went out. Raises `OSError` if memory cannot be shared."""
+        """Sends a request and returns whether it was sent.
+
+        Raises `OSError` if memory cannot be shared.
+        """
         lengths = list[int]()
         for buffer in buffers:
             lengths.append(memoryview(buffer).nbytes)
@@ -285,20 +292,26 @@ class UnixTransport:
         return True
 
     def release(self, sequence: int, *, answered: bool) -> None:
-        """A request is done; `answered`: by the only server that was asked, and in full."""
+        """Frees the shared memory of a finished request.
+
+        `answered` is false if the server may still use the memory.
+        """
         if self._blocks.lent:
             self._blocks.give(sequence, again=answered)
         self._has_no_block = False
 
-    # ---- in
+    # ---- receiving
 
     def ready(self, *, send: bool) -> int:
-        """What can be done without waiting, as far as it is known."""
+        """Returns `OUT` if a packet can probably be sent, else 0."""
         free = not (self._is_full or self._has_no_block or self._ended)
         return OUT if send and free else 0
 
     def poll(self, pause_ms: int, *, send: bool) -> tuple[int, bool, bool]:
-        """What can be done, whether the line has ended, whether a sender woke us."""
+        """Waits, then returns what the socket is ready for, and two flags.
+
+        The flags say whether the connection ended and whether a sender woke this thread.
+        """
         if self._ended:
             return 0, True, False
         if self._is_full:
@@ -316,12 +329,12 @@ class UnixTransport:
         return found | self.ready(send=send), False, woken
 
     def events(self) -> Iterator[TransportEvent]:
-        """The end, if it is there."""
+        """Yields `ENDED` if the connection has ended."""
         if self._ended:
             yield TransportEvent.ENDED
 
     def receive(self) -> tuple[Buffer, BufferReader] | None:
-        """The head of the next answer and what follows it."""
+        """Returns the head of the next answer and a reader of its buffers, or None."""
         try:
             length = self._socket.recv_into(self._room)
         except BlockingIOError:
@@ -339,38 +352,41 @@ class UnixTransport:
             found = read_packet(packet)
             return found.head, SharedBuffers(self._buffers(found))
         except FrameError:
-            return b"", ReceivedBuffers([])  # a head that is refused
+            return b"", ReceivedBuffers([])  # an invalid head, which the reader rejects
 
     def _buffers(self, found: Packet) -> list[memoryview]:
-        """Those of an answer; none if they are in a block that its request has no longer."""
+        """Returns the buffers of an answer.
+
+        Raises if its request does not use their block any more.
+        """
         if not found.block:
             return found.buffers
         block = self._blocks.of(read_answer(found.head)[0].sequence)
         if block is None or block.number != found.block:
-            raise FrameError("an answer in memory that is not its own any more.")
+            raise FrameError("an answer in a shared block that its request no longer uses.")
         if found.spans and found.spans[-1].stop > len(block.view):
-            raise FrameError("an answer beyond its memory.")
+            raise FrameError("an answer beyond the end of its shared block.")
         return [block.view[span] for span in found.spans]
 
     def skip_rest(self) -> None:
-        """Packets come whole."""
+        """Does nothing, because packets arrive whole."""
 
     def close(self) -> None:
-        """Ends it; the memory goes when nobody holds it."""
+        """Closes the socket. Shared memory is freed when its last user is done."""
         self.closed = True
         self._blocks.close()
         self._socket.close()
 
 
 class SharedBuffers(ReceivedBuffers):
-    """Buffers in memory that the next packet, or the next request, will use."""
+    """Buffers in memory that the next packet or the next request reuses."""
 
     def frame(self) -> memoryview:
-        """A copy of the next."""
+        """Returns a copy of the next buffer."""
         return memoryview(bytearray(super().frame()))
 
 
 def connect_unix(address: str, wake_fd: int) -> UnixTransport | None:
-    """The local way to a server, if there is one now."""
+    """Returns a transport to a server on this machine, or None if there is none."""
     found = connected_socket(address)
     return None if found is None else UnixTransport(found, wake_fd)

@@ -28,15 +28,15 @@ from .unix_messages import (
     takes_packets,
 )
 
-_PEERS = 128  # each may hold a few descriptors; who comes later takes the TCP address
-_QUEUED_OUT = 64  # packets that a client has not taken; what comes after is dropped
-_DEAF_S = 0.5
+_PEERS = 128  # each may hold a few descriptors; further clients use the TCP address
+_QUEUED_OUT = 64  # packets that wait for one client; more are dropped
+_DEAF_S = 0.5  # pause in accepting clients when no descriptor is free
 _NONE = memoryview(b"")
 _ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 class UnixPeer:
-    """A client on a local socket. Single-owner: the loop."""
+    """A client on a Unix socket. Single-owner: the loop."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -45,8 +45,11 @@ class UnixPeer:
         self.unsent: deque[Sequence[Buffer]] = deque()
 
     def receive(self, room: memoryview) -> tuple[int, list[int]]:
-        """Bytes of the next packet, which is in `room`, and the descriptors with it, which are the
-        caller's to close, whatever the packet is; 0 bytes at the end."""
+        """Reads the next packet into `room`. Returns its length and the descriptors sent with it.
+
+        The length is 0 at the end of the connection and -1 if there is no packet. The caller must
+        close the descriptors in every case.
+        """
         try:
             length, extra, flags, _ = self.socket.recvmsg_into(
                 [room], _ONE_FD, socket.MSG_CMSG_CLOEXEC
@@ -61,18 +64,18 @@ class UnixPeer:
         for level, kind, data in extra:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-        if flags & socket.MSG_CTRUNC:  # this process has no descriptor left
+        if flags & socket.MSG_CTRUNC:  # this process has no free descriptor
             length = 0
         return length, fds.tolist()
 
     def send(self, pieces: Sequence[Buffer]) -> None:
-        """Sends a packet; raises `BlockingIOError` while the client takes none."""
+        """Sends a packet. Raises `BlockingIOError` if the client's socket is full."""
         self.socket.sendmsg(pieces)
 
 
 @dataclass(slots=True, eq=False)
 class ReplyAddress:
-    """Where the answer to one request goes: a packet, and memory of the client's for its rows."""
+    """The destination of one answer: a client, and its shared memory for the rows."""
 
     peer: UnixPeer
     block: int = 0
@@ -81,14 +84,17 @@ class ReplyAddress:
 
     @property
     def room(self) -> Float32[Tensor, "floats"] | None:
-        """Memory that rows can be looked up into."""
+        """The shared memory after the request, as a tensor that rows can be written to."""
         floats = (len(self.memory) - self.at) // 4
         if floats <= 0:
             return None
         return torch.frombuffer(self.memory, dtype=torch.float32, count=floats, offset=self.at)
 
     def packet(self, head: Buffer, buffers: Sequence[Buffer]) -> list[Buffer]:
-        """An answer, its large buffers put into the client's memory if they are not there yet."""
+        """Returns the pieces of an answer.
+
+        Large buffers are copied to shared memory if not yet in it.
+        """
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         lengths = [len(view) for view in views]
         start = self._place_of(views)
@@ -98,14 +104,14 @@ class ReplyAddress:
             start = self.at
             spans = spans_of(lengths, start)
             if spans[-1].stop > len(self.memory):
-                raise FrameError(f"an answer of {sum(lengths)} bytes; its client has less room.")
+                raise FrameError(f"an answer of {sum(lengths)} bytes; its client shares fewer.")
             for span, view in zip(spans, views, strict=True):
                 self.memory[span] = view
             self.at = end_of(spans)
         return shared_packet(head, self.block, spans_of(lengths, start))
 
     def _place_of(self, views: Sequence[memoryview]) -> int:
-        """Where the one buffer lies in the memory; -1 if it lies elsewhere."""
+        """Returns the offset of a single buffer in the shared memory; -1 if it is not inside."""
         if not self.block or len(views) != 1 or not views[0]:
             return -1
         start = address_of(views[0]) - address_of(self.memory)
@@ -113,16 +119,19 @@ class ReplyAddress:
 
 
 class UnixListener:
-    """The clients on the local socket of a server. Single-owner: the loop."""
+    """The clients on the Unix socket of a server. Single-owner: the loop."""
 
     def __init__(self, listening: socket.socket, waiting: SocketPoller) -> None:
         self._listening, self._waiting = listening, waiting
         self._peers: dict[int, UnixPeer] = {}
-        self._deaf_until_s = 0.0  # after a client came for whom no descriptor was left
+        self._deaf_until_s = 0.0  # end of the pause after no descriptor was free
         waiting.watch(listening.fileno(), select.POLLIN)
 
     def pause_ms(self) -> int | None:
-        """How long the loop may sleep; clients that could not come in are let in after a pause."""
+        """Returns how long the loop may sleep; None if there is no limit.
+
+        Starts to accept clients again after a pause.
+        """
         if not self._deaf_until_s:
             return None
         left_s = self._deaf_until_s - time.monotonic()
@@ -134,7 +143,7 @@ class UnixListener:
         return None
 
     def came(self, descriptor: int, what: int) -> UnixPeer | None:
-        """The client that something is to be read from, if that is what happened."""
+        """Handles an event. Returns the client whose socket is readable, if there is one."""
         peer = self._peers.get(descriptor)
         if peer is None:
             if descriptor == self._listening.fileno():
@@ -149,7 +158,7 @@ class UnixListener:
             connected, _ = self._listening.accept()
         except BlockingIOError:
             return
-        except OSError:  # who came stays where he is, so the socket would wake us without end
+        except OSError:  # the client stays in the queue, so the poll would return at once
             self._deaf_until_s = time.monotonic() + _DEAF_S
             self._waiting.forget(self._listening.fileno())
             return
@@ -160,14 +169,14 @@ class UnixListener:
             connected.close()
 
     def lose(self, peer: UnixPeer) -> None:
-        """A client has left, or is to leave; requests under way keep its memory until their end."""
+        """Removes a client. Requests in progress keep its shared memory until they end."""
         if self._peers.pop(peer.fd, None) is not None:
             self._waiting.forget(peer.fd)
             peer.unsent.clear()
             peer.socket.close()
 
     def send(self, peer: UnixPeer, pieces: Sequence[Buffer]) -> bool:
-        """Whether a packet went out, or will when the client takes it."""
+        """Sends or queues a packet. Returns False if it was dropped."""
         if peer.fd not in self._peers or len(peer.unsent) >= _QUEUED_OUT:
             return False
         if not peer.unsent:
@@ -194,12 +203,12 @@ class UnixListener:
             self.lose(peer)
 
     def shut(self) -> None:
-        """Nobody comes in any more."""
+        """Stops accepting clients."""
         self._waiting.forget(self._listening.fileno())
         self._listening.close()
 
     def close(self, linger_s: float) -> None:
-        """Ends all connections, once the last answers are out or it takes too long."""
+        """Closes all connections after the last answers are sent, or after `linger_s`."""
         self.shut()
         limit_s = time.monotonic() + linger_s
         while late := [peer for peer in self._peers.values() if peer.unsent]:
@@ -215,9 +224,9 @@ class UnixListener:
 def open_packet(
     peer: UnixPeer, packet: memoryview, fds: list[int]
 ) -> tuple[ReplyAddress, memoryview, list[memoryview]]:
-    """Where the answer goes, the head and the buffers of a packet that is not plain.
+    """Returns the address of the answer, the head and the buffers of a packet with a prelude.
 
-    `fds` stay the caller's.
+    The caller keeps ownership of `fds`.
     """
     found = read_packet(packet)
     if not found.block:

@@ -1,16 +1,16 @@
 """Messages between processes of one machine: packets of a Unix socket, and shared memory.
 
 A packet with a head and at most one buffer has the layout of the first frame of a small message.
-Any other packet begins with the length of each buffer, and with where the buffers begin if they are
+Any other packet starts with a prelude: the lengths of the buffers, and their position if they are
 in a shared block.
 
-A block belongs to one request at a time. One whose request was sent twice, or given up, is never
-used again: a server that is late may still read it or write to it.
+A block belongs to one request at a time. If its request was sent twice or given up, the block is
+never reused, because a late server may still read or write it.
 
-A server on a loopback address without keys also listens on a Unix socket, whose name follows from
-the address. The name exists in the network namespace of the machine, and only while the process
-runs. The socket keeps packets apart and passes descriptors of shared memory, so large rows are not
-copied through it.
+A server on a loopback address without keys also listens on a Unix socket, whose name is derived
+from the address. The name exists in the network namespace of the machine, and only while the
+process runs. The socket keeps packets apart and transfers descriptors of shared memory, so large
+rows are not copied through it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .errors import FrameError
 from .messages import MAX_FRAMES, Buffer
 
 PACKET_BYTES = 2**17
-"""Of one packet; what is longer lies in shared memory."""
-_LINE_BYTES = 64  # buffers in shared memory begin on a line of the cache
+"""The largest packet. Longer messages use shared memory."""
+_LINE_BYTES = 64  # buffers in shared memory start on a cache line
 PRELUDE = b"HRLP"
-"""The first bytes of what stands before a head."""
+"""The first bytes of a prelude."""
 _BUFFERS = MAX_FRAMES - 1
 _PRELUDE = struct.Struct(f"<4sIQQ{_BUFFERS}Q")  # magic, buffers, block, start of the first, lengths
 
 
 @dataclass(slots=True)
 class Packet:
-    """A packet as it arrived: its head, and the buffers in it or where they lie in a block."""
+    """A received packet: its head, and its buffers or their positions in a block."""
 
     head: memoryview
     buffers: list[memoryview]
@@ -49,7 +49,7 @@ class Packet:
 
 
 def spans_of(lengths: Sequence[int], start: int = 0) -> list[slice]:
-    """Where buffers of these lengths lie in a block.
+    """Returns the positions of buffers of these lengths in a block.
 
     >>> spans_of([8, 100])
     [slice(0, 8, None), slice(64, 164, None)]
@@ -62,7 +62,7 @@ def spans_of(lengths: Sequence[int], start: int = 0) -> list[slice]:
 
 
 def end_of(spans: Sequence[slice]) -> int:
-    """Where the next buffer would begin.
+    """Returns the position of the next buffer.
 
     >>> end_of(spans_of([8, 100]))
     192
@@ -71,7 +71,7 @@ def end_of(spans: Sequence[slice]) -> int:
 
 
 def packet_of(head: Buffer, buffers: Sequence[Buffer]) -> list[Buffer]:
-    """The pieces of a packet with everything in it."""
+    """Returns the pieces of a packet that contains its buffers."""
     if len(buffers) <= 1:
         return [head, *buffers]
     lengths = list[int]()
@@ -81,7 +81,7 @@ def packet_of(head: Buffer, buffers: Sequence[Buffer]) -> list[Buffer]:
 
 
 def shared_packet(head: Buffer, block: int, spans: Sequence[slice]) -> list[Buffer]:
-    """The pieces of a packet whose buffers lie in a block."""
+    """Returns the pieces of a packet whose buffers are in a block."""
     start = spans[0].start if spans else 0
     return [_prelude([span.stop - span.start for span in spans], block, start), head]
 
@@ -92,24 +92,24 @@ def _prelude(lengths: Sequence[int], block: int = 0, start: int = 0) -> bytes:
 
 
 def is_plain(packet: memoryview) -> bool:
-    """Whether nothing stands before the head."""
+    """Whether the packet has no prelude."""
     return packet[:4] != PRELUDE
 
 
 def from_head(packet: memoryview) -> memoryview:
-    """A packet without what stands before its head."""
+    """Returns a packet without its prelude."""
     return packet if is_plain(packet) else packet[_PRELUDE.size :]
 
 
 def read_packet(packet: memoryview) -> Packet:
-    """The message in a packet that is not plain, its lengths proved but for the block's.
+    """Reads a packet with a prelude and checks its lengths, except the size of a block.
 
     >>> found = read_packet(memoryview(b"".join(packet_of(b"head", [b"a", b"bc"]))))
     >>> bytes(found.head), [bytes(buffer) for buffer in found.buffers]
     (b'head', [b'a', b'bc'])
     """
     if len(packet) < _PRELUDE.size:
-        raise FrameError(f"a packet of {len(packet)} bytes, too short for what stands before.")
+        raise FrameError(f"a packet of {len(packet)} bytes, too short for its prelude.")
     _, count, block, start, *lengths = _PRELUDE.unpack_from(packet)
     if count > _BUFFERS:
         raise FrameError(f"a packet of {count} buffers; at most {_BUFFERS} are allowed.")
@@ -133,7 +133,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedBlock:
-    """Shared memory with a number that no other block of the connection has."""
+    """Shared memory with a number that is unique in its connection."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.once = number, True
@@ -147,24 +147,25 @@ class SharedBlock:
             raise
 
     def passed(self) -> None:
-        """The server has it; the memory stays."""
+        """Closes the descriptor after the server has received it. The memory stays mapped."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 class ClientBlocks:
-    """The blocks of a client's connection. Single-owner: whoever has the turn."""
+    """The blocks of a client's connection. Single-owner: the thread that owns the socket."""
 
     def __init__(self) -> None:
         self._slots: list[SharedBlock | None] = [None] * SLOTS
-        self.lent: dict[int, SharedBlock] = {}  # by the sequence of the request
+        self.lent: dict[int, SharedBlock] = {}  # by sequence of the request
         self._made = 0
 
     def take(self, sequence: int, size: int, *, once: bool) -> SharedBlock | None:
-        """A block for a request, which is sent `once` so far; None while all are lent.
+        """Returns a block for a request, or None if all blocks are in use.
 
-        Raises `OSError` if there is no memory.
+        `once` is true if the request is sent for the first time. Raises `OSError` if there is no
+        memory.
 
         >>> blocks = ClientBlocks()
         >>> first = blocks.take(1, 100, once=True)
@@ -174,7 +175,7 @@ class ClientBlocks:
         """
         if size > MAX_BLOCK_BYTES:
             raise OSError(f"a request of {size} bytes; at most {MAX_BLOCK_BYTES} are shared.")
-        self.give(sequence, again=False)  # it is sent again
+        self.give(sequence, again=False)  # the request is sent again
         lent = [block.number % SLOTS for block in self.lent.values()]
         free = [slot for slot in range(SLOTS) if slot not in lent]
         if not free:
@@ -190,18 +191,21 @@ class ClientBlocks:
         return block
 
     def of(self, sequence: int) -> SharedBlock | None:
-        """The block of a request under way."""
+        """Returns the block of a request in flight."""
         return self.lent.get(sequence)
 
     def give(self, sequence: int, *, again: bool) -> None:
-        """The request is done; `again`: it was answered, so nobody touches its block any more."""
+        """Frees the block of a finished request.
+
+        `again` is true if the request was answered, so that the block can be reused.
+        """
         block = self.lent.pop(sequence, None)
         if block is not None and not (again and block.once):
             block.passed()
             self._slots[block.number % SLOTS] = None
 
     def close(self) -> None:
-        """The connection is at its end."""
+        """Frees all blocks."""
         for block in filter(None, self._slots):
             block.passed()
         self._slots = [None] * SLOTS
@@ -218,18 +222,18 @@ class ClientBlocks:
 
 
 def _first(free: list[int], sizes: dict[int, int]) -> int:
-    """An empty slot, or that of the smallest block."""
+    """Returns an empty slot, or the slot of the smallest block."""
     return min(free, key=lambda slot: sizes.get(slot, 0))
 
 
 class ServerBlocks:
-    """The blocks of a client as its server knows them; they are gone with the connection."""
+    """The blocks of one client, in the server. They are freed with the connection."""
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[int, memoryview]] = {}
 
     def add(self, number: int, fd: int) -> None:
-        """Takes a block that came with a packet, in place of an earlier one."""
+        """Maps a block that arrived with a packet. It replaces an earlier one in its slot."""
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             size = os.fstat(fd).st_size
@@ -237,10 +241,10 @@ class ServerBlocks:
                 raise FrameError(f"shared memory of {size} bytes with seals {seals}.")
             self._slots[number % SLOTS] = number, memoryview(mmap.mmap(fd, size))
         except OSError as error:
-            raise FrameError(f"shared memory that is none: {error.strerror}.") from error
+            raise FrameError(f"shared memory cannot be mapped: {error.strerror}.") from error
 
     def of(self, number: int) -> memoryview:
-        """The memory of a block."""
+        """Returns the memory of a block."""
         known, view = self._slots.get(number % SLOTS, (0, memoryview(b"")))
         if known != number:
             raise FrameError(f"block {number}, which was never shared.")
@@ -249,11 +253,11 @@ class ServerBlocks:
 
 _UNIX_BUFFER_BYTES = 2**22
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
-_WAITING = 128  # clients that were not let in yet
+_WAITING = 128  # clients that are not accepted yet
 
 
 def unix_name(address: str) -> str | None:
-    """The local socket of a server at that address; None if there can be none.
+    """Returns the Unix socket name of a server at `address`; None if it cannot have one.
 
     >>> unix_name("tcp://127.0.0.1:7000")
     'hedgerow-ps-127.0.0.1:7000'
@@ -270,25 +274,25 @@ def unix_name(address: str) -> str | None:
 
 
 def listen_unix(address: str) -> socket.socket | None:
-    """The local socket of this server at that address."""
+    """Returns the listening Unix socket of a server at `address`; None if it cannot have one."""
     name = unix_name(address)
     if name is None:
         return None
     made = _socket()
     try:
         made.bind("\0" + name)
-    except OSError as error:  # as bad as a taken port: clients would ask whoever has it
+    except OSError as error:  # clients would connect to another process
         made.close()
         raise ConfigError(
             f"cannot listen at {name}, the local socket of {address}: {error.strerror}. Choose a "
-            f"port that nobody uses."
+            f"free port."
         ) from error
     made.listen(_WAITING)
     return made
 
 
 def connected_socket(address: str) -> socket.socket | None:
-    """A connection to a server of this machine and user; None where there is none.
+    """Returns a connection to a server of this machine and user; None if there is none.
 
     >>> connected_socket("tcp://127.0.0.1:1") is None
     True
@@ -300,7 +304,7 @@ def connected_socket(address: str) -> socket.socket | None:
     try:
         made.connect("\0" + name)
         fits = is_of_this_user(made) and takes_packets(made)
-    except OSError:  # nobody is there, or cannot take one more
+    except OSError:  # no server listens, or its queue is full
         fits = False
     if fits:
         return made
@@ -309,13 +313,13 @@ def connected_socket(address: str) -> socket.socket | None:
 
 
 def is_of_this_user(connected: socket.socket) -> bool:
-    """Whether the other side may read and write memory of ours: it could trace us as well."""
+    """Whether the peer has the same user, and so may access this process's memory anyway."""
     told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(told)[1] == os.geteuid()
 
 
 def takes_packets(connected: socket.socket) -> bool:
-    """Makes room for packets; whether the system allows enough."""
+    """Enlarges the send buffer for packets. Returns whether the system allows the needed size."""
     connected.setblocking(False)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
     return connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > 2 * PACKET_BYTES

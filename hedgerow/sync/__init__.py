@@ -1,1 +1,1 @@
-"""Changed rows, from where they are trained to where they are served."""
+"""Sends changed rows from a trainer to the replicas that serve them."""

@@ -10,7 +10,7 @@ from ..wire.rpc import CallError, GrpcConnection, TlsCredentials, answer_of
 from .protocol import PREDICT_PATH, PushMark, read_json, to_json
 
 _OPTIONS = (
-    # gRPC's own pause grows to two minutes; a replica that is back must be fresh at once.
+    # gRPC's default backoff grows to two minutes, too long for a replica that has restarted.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -19,7 +19,7 @@ _OPTIONS = (
 
 
 class TargetError(HedgerowError, ConnectionError):
-    """A call that failed, with the code that gRPC gave it: "UNAVAILABLE", "ABORTED"."""
+    """A call that failed. `code` is its gRPC code, such as "UNAVAILABLE" or "ABORTED"."""
 
     def __init__(self, address: str, code: str, text: str) -> None:
         super().__init__(f"{address} answers {code}: {text}")
@@ -27,25 +27,25 @@ class TargetError(HedgerowError, ConnectionError):
 
 
 class ReplicaCall:
-    """A call under way."""
+    """A call in flight."""
 
     def __init__(self, address: str, future: Any) -> None:
         self._address, self._future = address, future
 
     def answer(self) -> bytes:
-        """Waits; the answer, or TargetError with the code and the text of the other side."""
+        """Waits for the answer and returns it. Raises `TargetError` if the call failed."""
         try:
             return answer_of(self._future)
         except CallError as error:
             raise TargetError(self._address, error.code, str(error)) from error
 
     def cancel(self) -> None:
-        """Wants no answer any more."""
+        """Cancels the call."""
         self._future.cancel()
 
 
 class ReplicaLink:
-    """A connection to one address, made when it is first needed; threads may share it."""
+    """A connection to one address, opened at the first call. Safe from many threads."""
 
     def __init__(self, address: str, trust: TlsCredentials | None = None) -> None:
         self.address = address
@@ -54,17 +54,17 @@ class ReplicaLink:
     def ask(
         self, service: str, method: str, plain: Mapping[str, Any], timeout_s: float
     ) -> dict[str, Any]:
-        """A call in JSON."""
+        """Makes a call with JSON and returns the JSON answer."""
         return read_json(self.send(f"/{service}/{method}", to_json(plain), timeout_s))
 
     def begin_predict(
         self, request: bytes, timeout_s: float, mark: PushMark | None = None
     ) -> ReplicaCall:
-        """A Predict call, marked as a push of ours; the answer comes later."""
+        """Starts a Predict call, marked as a push, and returns without waiting for the answer."""
         return self._begin(PREDICT_PATH, request, timeout_s, mark)
 
     def send(self, path: str, request: bytes, timeout_s: float) -> bytes:
-        """A call in bytes."""
+        """Makes a call with bytes and returns the answer."""
         return self._begin(path, request, timeout_s, None).answer()
 
     def _begin(
@@ -78,5 +78,5 @@ class ReplicaLink:
         return ReplicaCall(self.address, future)
 
     def close(self) -> None:
-        """Ends the connection; calls under way fail with CANCELLED."""
+        """Closes the connection. Calls in flight fail with CANCELLED."""
         self._connection.close()

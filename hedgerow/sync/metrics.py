@@ -21,7 +21,7 @@ UNKNOWN = "NA"
 
 @dataclass(frozen=True, slots=True)
 class PushTags:
-    """Which push: `idc` is "<idc>:<cluster>", `replica_id` "-1" where it is unknown.
+    """The tags of a push. `idc` is "<idc>:<cluster>", and `replica_id` is "-1" if unknown.
 
     >>> PushTags("ps_0", "hashtable_assign", "localhost:1", "OK").idc
     'NA'
@@ -37,14 +37,14 @@ class PushTags:
 
 @dataclass(frozen=True, slots=True)
 class MetricValue:
-    """How often something was told, and all of it together."""
+    """The number of values of a metric, and their sum."""
 
     count: int = 0
     total: float = 0.0
 
 
 class PushMetrics:
-    """Timers and counters by name and tags; owns a lock that survives forks.
+    """Timers and counters by name and tags. Owns a lock that survives forks.
 
     >>> metrics = PushMetrics()
     >>> tags = PushTags("ps_0", "hashtable_assign", "localhost:1", "OK")
@@ -60,24 +60,24 @@ class PushMetrics:
         self._metrics: dict[tuple[str, Tags], MetricValue] = {}
 
     def pushed(self, tags: PushTags, *, micros: float, fids: int, sent_bytes: int) -> None:
-        """One call that ended, well or not."""
+        """Records a call that ended, with success or not. Zero counts are not recorded."""
         self._add(LATENCY, tags, micros)
         for name, value in ((FID_COUNT, fids), (BYTE_SIZE, sent_bytes)):
             if value:
                 self._add(name, tags, float(value))
 
     def read(self, name: str, tags: PushTags) -> MetricValue:
-        """One timer or counter."""
+        """Returns one timer or counter."""
         with self._lock:
             return self._metrics.get((name, _key(tags)), MetricValue())
 
     def snapshot(self) -> dict[tuple[str, Tags], MetricValue]:
-        """All of them at one moment."""
+        """Returns all metrics at one moment."""
         with self._lock:
             return dict(sorted(self._metrics.items()))
 
     def forget(self, target: str) -> None:
-        """Drops what was counted of a target that is gone for good: others come, and go too."""
+        """Removes the metrics of a target that is gone, so that they do not accumulate."""
         with self._lock:
             kept = {k: one for k, one in self._metrics.items() if ("target", target) not in k[1]}
             self._metrics = kept
@@ -94,7 +94,7 @@ def _key(tags: PushTags) -> Tags:
 
 
 class SyncMetrics:
-    """What was pushed, as text; `pushes` counts it.
+    """The metrics of pushes, as text. `pushes` holds the counters.
 
     >>> from hedgerow.sync.publisher import PublisherStatus
     >>> metrics = SyncMetrics()
@@ -109,7 +109,7 @@ target="host:1",status="OK",idc="NA",replica_id="-1"} 3']
         self.pushes = PushMetrics()
 
     def observer(self, target: str) -> Observe:
-        """What a replica's streams call after each push."""
+        """Returns a function that the streams of a replica call after each push."""
 
         def observe(push: RowPush, model: str, seconds: float, code: str) -> None:
             tags = PushTags(model, push.signature, target, "OK" if code == "OK" else "KO")
@@ -119,7 +119,7 @@ target="host:1",status="OK",idc="NA",replica_id="-1"} 3']
         return observe
 
     def text(self, status: PublisherStatus) -> bytes:
-        """All of it."""
+        """Returns all metrics in Prometheus' text format."""
         return "\n".join([*self._theirs(), *_ours(status), ""]).encode()
 
     def _theirs(self) -> Iterator[str]:

@@ -14,9 +14,12 @@ from ..core.shapes import Int64
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One look for changed keys: those it found changed after `since_s`, the begin of the last.
+    """One search for changed keys.
 
-    Times are of `time.monotonic()`. All changes before `began_s` were found by it or before it.
+    It found changes after `since_s`, the start of the search before it.
+
+    All changes before `began_s` were found by this pass or an earlier one. Times are values of
+    `time.monotonic()`.
     """
 
     number: int
@@ -26,7 +29,10 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyBatch:
-    """Keys by table, each once, of all passes up to `upto`; the oldest changed after `since_s`."""
+    """Distinct keys by table, from all passes up to `upto`.
+
+    The oldest one changed after `since_s`.
+    """
 
     ids: Mapping[str, Int64[Tensor, "n"]]
     since_s: float | None
@@ -39,8 +45,8 @@ class KeyBatch:
 class PendingKeys:
     """Keys to be sent, merged over passes. Owns a lock.
 
-    More than `most` keys make it overflow: it then holds none, until it is opened again, for its
-    owner has to send everything.
+    With more than `most` keys the set overflows: it is emptied and stays empty until `open`. Its
+    owner must then send all rows.
 
     >>> pending = PendingKeys(most=2)
     >>> pending.open()
@@ -59,7 +65,7 @@ class PendingKeys:
         self._most = most
         self._lock = threading.Lock()
         self._parts: dict[str, list[Tensor]] = {}
-        self._count = 0  # keys that occur twice count twice, until they are merged
+        self._count = 0  # counts repeated keys until they are merged
         self._since_s: float | None = None
         self._upto: Pass | None = None
         self._collects = False
@@ -69,40 +75,40 @@ class PendingKeys:
 
     @property
     def since_s(self) -> float | None:
-        """No key that waits changed before; None if none waits."""
+        """A time that no pending key changed before; None if none is pending."""
         return self._since_s
 
     @property
     def collects(self) -> bool:
-        """Whether every key since it was opened is here, or was taken."""
+        """Whether every key since `open` is in the set or was taken."""
         return self._collects
 
     def open(self) -> None:
-        """Starts anew: empty, and collecting."""
+        """Empties the set and starts to collect keys."""
         with self._lock:
             self._empty()
             self._collects = True
 
     def shut(self) -> None:
-        """Collects no more, and forgets what it has."""
+        """Empties the set and stops collecting keys."""
         with self._lock:
             self._empty()
             self._collects = False
 
     def add(self, ids: Mapping[str, Int64[Tensor, "n"]], found_by: Pass) -> bool:
-        """Adds the keys that a pass found; whether it still collects.
+        """Adds the keys that a pass found. Returns whether the set still collects keys.
 
-        One that does not collect takes note of the pass alone: whoever opens it again then sends
-        all rows, with what that pass found.
+        A set that does not collect records only the pass. Its owner opens it again and sends all
+        rows, which include the keys of that pass.
         """
         with self._lock:
             self._upto = found_by
             return self._add(ids, found_by.since_s)
 
     def take(self) -> KeyBatch:
-        """All keys, each once; it is empty then.
+        """Returns the distinct keys and empties the set.
 
-        Of one that does not collect the batch ends no pass: keys of it are missing.
+        If the set does not collect, `upto` of the batch is None, because keys are missing.
         """
         with self._lock:
             upto = self._upto if self._collects else None
@@ -111,7 +117,7 @@ class PendingKeys:
             return batch
 
     def put_back(self, batch: KeyBatch) -> bool:
-        """Takes keys back that could not be sent; whether it still collects."""
+        """Adds keys again that could not be sent. Returns whether the set still collects keys."""
         if batch.since_s is None:
             return self._collects
         with self._lock:

@@ -16,7 +16,7 @@ from ..wire import tensors
 from ..wire.codec import from_bytes
 from ..wire.messages import tf_serving
 
-# Calls are unary; requests and answers are JSON, but the request of Dense is a PredictRequest.
+# Calls are unary. Requests and answers are JSON, except that Dense takes a PredictRequest.
 REPLICA_SERVICE, ROSTER_SERVICE = "hedgerow.sync.Replica", "hedgerow.sync.Roster"
 DESCRIBE, ATTACH, SWEEP, BEAT, DENSE = "Describe", "Attach", "Sweep", "Beat", "Dense"
 ANNOUNCE, LEAVE = "Announce", "Leave"
@@ -26,15 +26,15 @@ PREDICT_PATH = "/tensorflow.serving.PredictionService/Predict"
 
 _SEQ, _SHARD, _PUBLISHER = "sync-seq", "sync-shard", "sync-publisher"
 _SESSION, _AFTER = "sync-session", "sync-after"
-GONE = "ABORTED"  # the code of a push whose session the replica does not know (any more)
+GONE = "ABORTED"  # the gRPC code of a push whose session the replica does not know
 
 
 @dataclass(frozen=True, slots=True)
 class PushMark:
-    """What a push says of itself, in gRPC metadata: servers of others do not look at it.
+    """The identification of a push, sent as gRPC metadata. Servers of other makers ignore it.
 
-    Numbers rise from push to push of one shard. `after` is that of a push which may still be under
-    way, and must be applied before; 0 if none is.
+    `seq` rises with each push of a shard. `after` is the number of an earlier push that may still
+    be in flight and must be applied first; 0 means none.
 
     >>> mark = PushMark("s1", 7, 0, "p1", after=6)
     >>> PushMark.read(mark.metadata()) == mark
@@ -50,7 +50,7 @@ class PushMark:
     after: int = 0
 
     def metadata(self) -> list[tuple[str, str]]:
-        """As gRPC takes it."""
+        """Returns the mark as gRPC metadata."""
         return [
             (_SESSION, self.session),
             (_SEQ, str(self.seq)),
@@ -61,7 +61,7 @@ class PushMark:
 
     @classmethod
     def read(cls, metadata: Iterable[tuple[str, str | bytes]]) -> PushMark | None:
-        """The mark of a call; None of one that is no push of ours."""
+        """Reads the mark of a call. Returns None if the call is not a marked push."""
         found = {key: str(value) for key, value in metadata if key.startswith("sync-")}
         if _SESSION not in found:
             return None
@@ -70,18 +70,18 @@ class PushMark:
             after = int(found.get(_AFTER, "0"))
             return cls(found[_SESSION], seq, shard, found[_PUBLISHER], after)
         except (KeyError, ValueError) as error:
-            raise InputError(f"a push has the marks {found}, which make no sense: {error}.") from (
+            raise InputError(f"a push has the marks {found}, which are not valid: {error}.") from (
                 error
             )
 
 
 def to_json(plain: Mapping[str, Any]) -> bytes:
-    """A request or an answer as bytes."""
+    """Returns a request or an answer as JSON bytes."""
     return json.dumps(plain).encode()
 
 
 def read_json(data: bytes) -> dict[str, Any]:
-    """A request or an answer.
+    """Reads a request or an answer.
 
     >>> read_json(to_json({"a": 1}))
     {'a': 1}
@@ -89,18 +89,19 @@ def read_json(data: bytes) -> dict[str, Any]:
     try:
         plain = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"these {len(data)} bytes are no JSON: {error}.") from error
+        raise InputError(f"these {len(data)} bytes are not JSON: {error}.") from error
     if not isinstance(plain, dict):
-        raise InputError(f"a {type(plain).__name__} where a JSON object must stand.")
+        raise InputError(f"a {type(plain).__name__} where a JSON object is expected.")
     return plain
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded version of a model; `incarnation` is another after every load.
+    """A loaded version of a model. `incarnation` differs after every load.
 
-    `tables` gives dims by name, in byte order; it is empty where the rows are on other servers.
-    `routers`, of `shards` servers, say which keys are here; with one server it has all.
+    `tables` holds the dim of each table, in byte order of the names; it is empty if the rows are on
+    other servers. With several `shards`, `routers` decide which keys this server has; a single
+    server has all keys.
     """
 
     name: str
@@ -113,7 +114,7 @@ class ServedModel:
     dense: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns the model as a value for JSON."""
         return {
             "name": self.name,
             "version": self.version,
@@ -127,7 +128,7 @@ class ServedModel:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ServedModel:
-        """What `to_dict` gave."""
+        """Reads the result of `to_dict`."""
         try:
             routers = {n: Router.from_dict(one) for n, one in plain["routers"].items()}
             return cls(**{**plain, "routers": routers})
@@ -135,7 +136,7 @@ class ServedModel:
             raise InputError(f"a replica describes a model as {plain!r}: {error}.") from error
 
     def owned(self, table: str, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Those of the keys that are served here.
+        """Returns those of `ids` that this server owns.
 
         >>> import torch
         >>> router = Router("roundrobin", 2)
@@ -150,7 +151,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseState:
-    """Weights as they were between two steps; `number` rises from one to the next."""
+    """Dense weights between two steps. `number` rises from one state to the next."""
 
     number: int
     weights: Mapping[str, Tensor]
@@ -158,7 +159,7 @@ class DenseState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DensePush:
-    """Weights for one loaded model, told by its incarnation."""
+    """Dense weights for one loaded model, identified by its incarnation."""
 
     model: str
     incarnation: str
@@ -166,7 +167,9 @@ class DensePush:
     state: DenseState
 
     def to_bytes(self) -> bytes:
-        """A PredictRequest whose inputs are the weights; its signature says whose they are.
+        """Returns a PredictRequest whose inputs are the weights.
+
+        Its signature name holds the incarnation, the publisher and the number of the state.
 
         >>> import torch
         >>> push = DensePush("entry", "i1", "p1", DenseState(3, {"w": torch.ones(2)}))
@@ -186,7 +189,7 @@ class DensePush:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> DensePush:
-        """What `to_bytes` gave."""
+        """Reads the result of `to_bytes`."""
         request = from_bytes(tf_serving.PredictRequest, data)
         told = request.model_spec.signature_name.split("/")
         if len(told) != 3 or not told[2].isdecimal():

@@ -1,4 +1,4 @@
-"""Publishes what a trainer changes to every replica that serves it."""
+"""Publishes the changes of a trainer to every replica that serves it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .source import RowSource
 from .target import ReplicaClaims, Target, TargetSettings, TargetStatus
 
 Deliver = Callable[[int, Mapping[str, TouchedBatch] | None, Pass], None]
-"""Called by a source's thread: its place, what it took (None: marks were lost), and the pass."""
+"""Called by a source's thread: its index, its changed keys (None if some were lost), the pass."""
 
 
 class ChangePoller:
-    """Takes the changed keys of sources, each in a thread of its own. Owns a lock.
+    """Takes the changed keys of several sources, each in its own thread. Owns a lock.
 
-    Passes are counted. A source that is asked while it still works at an older pass looks once more
-    afterwards. A look that failed tells nothing: the next pass brings what it left.
+    Passes are numbered. A source that is still busy with an older pass runs once more afterwards.
+    If a take fails, the next pass returns its keys.
 
     >>> import torch, hedgerow as hr
     >>> from hedgerow.sync.source import HostSource
@@ -52,9 +52,9 @@ class ChangePoller:
         self._sources, self._deliver = tuple(sources), deliver
         self._changed = threading.Condition()
         self._asked = self.failures = 0
-        self._answered = [0] * len(sources)  # of each: the last pass that it looked for
+        self._answered = [0] * len(sources)  # the last pass that each source has completed
         self._errors = [""] * len(sources)
-        self._began_s = [time.monotonic()] * len(sources)  # of each: the last look that succeeded
+        self._began_s = [time.monotonic()] * len(sources)  # start of each source's last good take
         self._incarnations = [source.incarnation for source in sources]
         self._ended = False
         self._threads = [
@@ -69,11 +69,14 @@ class ChangePoller:
 
     @property
     def error(self) -> str:
-        """Why a source's last look failed; empty if none did."""
+        """The error of a source whose last take failed; empty if none did."""
         return next((one for one in self._errors if one), "")
 
     def ask(self, timeout_s: float) -> int:
-        """Begins a pass and waits for those who answer in time; its number."""
+        """Starts a pass and waits for the sources up to `timeout_s`.
+
+        Returns the number of the pass.
+        """
         with self._changed:
             for thread in self._threads if not self._ended else ():
                 if thread.ident is None:
@@ -85,7 +88,7 @@ class ChangePoller:
             return number
 
     def close(self) -> None:
-        """Asks no more; returns when no source is asked any longer."""
+        """Stops the threads and waits for them."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -107,38 +110,38 @@ class ChangePoller:
                 self._changed.notify_all()
 
     def _look(self, place: int, number: int) -> str:
-        """One look; why it failed, or nothing."""
+        """Runs one take of a source. Returns its error, or an empty string."""
         source, began_s = self._sources[place], time.monotonic()
         try:
             taken = source.take()
             lost = source.incarnation != self._incarnations[place]
             found_by = Pass(number, self._began_s[place], began_s)
-            self._incarnations[place] = ""  # until they are delivered, its marks count as lost
+            self._incarnations[place] = ""  # the marks count as lost until they are delivered
             self._deliver(place, None if lost else taken, found_by)
             self._began_s[place], self._incarnations[place] = began_s, source.incarnation
         except (HedgerowError, OSError) as error:
             if not self._errors[place]:
                 _log.warning("shard %d of the trainer: %s", source.shard, error)
             return str(error) or type(error).__name__
-        except Exception as error:  # one bad look must not end all publishing
+        except Exception as error:  # one failed take must not end all publishing
             _log.exception("a look at shard %d of the trainer failed", source.shard)
             return repr(error)
         return ""
 
 
-MOST_PENDING = 2_097_152  # keys of one replica: 16 MiB; as many as a table's marks
+MOST_PENDING = 2_097_152  # pending keys of one replica, 16 MiB; equal to a table's marks
 TIMEOUT_S = 5.0
-_FORGET_S = 60.0  # a replica that is on no list for so long begins anew if it comes back
-_LOOK_S, _AGAIN_S = 0.05, 0.1  # of a flush: it is told, but another may have heard it
-_LONGEST_EVERY_S = 366 * 86400.0  # threads cannot wait for ever
+_FORGET_S = 60.0  # a replica that is unlisted for this long is forgotten
+_LOOK_S, _AGAIN_S = 0.05, 0.1  # a flush polls, because another flush may take its wake-up
+_LONGEST_EVERY_S = 366 * 86400.0  # a thread's wait has an upper limit
 _log = logging.getLogger("hedgerow")
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherStatus:
-    """How a publisher stands. `source_failures` counts looks at a source that failed.
+    """The state of a publisher. `source_failures` counts failed takes.
 
-    `dropped` keys are those that no replica will ever get: there are none, by design.
+    `dropped` is the number of keys that no replica will ever get. It is always 0.
     """
 
     publisher: str
@@ -150,7 +153,7 @@ class PublisherStatus:
 
     @property
     def pending_rows(self) -> int:
-        """Rows that some replica lacks, each counted for each."""
+        """The rows that replicas still lack, summed over the replicas."""
         return sum(one.pending_rows for target in self.targets for one in target.streams)
 
     @property
@@ -161,15 +164,18 @@ class PublisherStatus:
 
 
 class Publisher:
-    """Keeps replicas like the sources; `start()` it, or use it in a `with`. Owns threads.
+    """Keeps replicas equal to the sources.
 
-    `to` is an address, a list of them, or an object with `current()`. `listen` is an address where
-    replicas announce themselves (`hedgerow serve --follow`). Every `every` it looks for changes.
-    `model` names the one model to keep fresh at each address; by default all that have these
-    tables. A replica that lacks more than `most_pending` keys gets all rows instead.
+    Call `start()`, or use it in a `with` block. Owns threads.
 
-    A new replica gets all rows first. What could not be sent is sent again, until it was: nothing
-    is lost while the sources live. Rows that were deleted are removed.
+    `to` is an address, a list of addresses, or an object with `current()`. `listen` is an address
+    at which replicas announce themselves (`hedgerow serve --follow`). The publisher looks for
+    changes once per `every`. `model` names the one model to update at each address; by default, all
+    models with these tables are updated. A replica that lacks more than `most_pending` keys gets
+    all rows instead.
+
+    A new replica first gets all rows. A failed push is repeated until it succeeds, so nothing is
+    lost while the sources exist. Deleted rows are removed from the replicas.
     """
 
     def __init__(
@@ -193,7 +199,7 @@ class Publisher:
         if not sources:
             raise InputError("a publisher without sources; give it at least one.")
         checks.count("most_pending", most_pending, least=1)
-        publisher = f"{wall_ns():016x}-{secrets.token_hex(4)}"  # of two, the later one is greater
+        publisher = f"{wall_ns():016x}-{secrets.token_hex(4)}"  # a later publisher has a greater id
         self._sources = tuple(sources)
         self._targets = targets_of(to)
         self._roster = Roster(listen) if listen is not None else None
@@ -206,7 +212,7 @@ class Publisher:
         self._dense = dense
         self._metrics = SyncMetrics()
         self._lock = threading.Lock()  # over _reached
-        self._listing = threading.Lock()  # an older list must not follow a newer one
+        self._listing = threading.Lock()  # an older list must not replace a newer one
         self._reached: dict[str, Target] = {}
         self._looks = ChangePoller(self._sources, self._found)
         self._list_fails = False
@@ -217,11 +223,11 @@ class Publisher:
 
     @property
     def address(self) -> str | None:
-        """Where replicas announce themselves."""
+        """The address at which replicas announce themselves."""
         return None if self._roster is None else self._roster.address
 
     def start(self) -> Self:
-        """Looks for changes from now on; of one that does already, nothing."""
+        """Starts to publish. A second call has no effect."""
         if self._ending.is_set():
             raise StateError("this publisher was stopped; make a new one.")
         if self._thread.ident is None:
@@ -229,9 +235,11 @@ class Publisher:
         return self
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Sends what has changed until now; whether all replicas have it before the time is over.
+        """Sends all changes made so far.
 
-        Replicas that are on no list any more do not count.
+        Returns whether all replicas received them within `timeout_s`.
+
+        Replicas that are no longer listed do not count.
         """
         end_s = time.monotonic() + timeout_s
         self._list()
@@ -242,15 +250,18 @@ class Publisher:
             if now_s > end_s or self._ending.is_set():
                 return False
             self._moved.wait(min(_LOOK_S, max(0.0, end_s - now_s)))
-            self._moved.clear()  # of another flush as well: that one looks a little later
-            if self._looks.error and now_s > again_s:  # what a failed look left is not sent
+            self._moved.clear()  # another flush may miss this event, and polls a little later
+            if self._looks.error and now_s > again_s:  # take again what a failed take left
                 number = self._pass(end_s - now_s)
                 again_s = time.monotonic() + _AGAIN_S
             self._wake_all()
         return True
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """Sends what is left, for at most `timeout_s`, and ends; whether all was sent."""
+        """Sends the remaining changes for up to `timeout_s`, then ends.
+
+        Returns whether all were sent.
+        """
         if self._ending.is_set():
             return True
         try:
@@ -274,7 +285,7 @@ class Publisher:
         for source in self._sources:
             try:
                 source.close()
-            except (HedgerowError, OSError) as error:  # away: it forgets us when it comes back
+            except (HedgerowError, OSError) as error:  # unreachable: it drops idle consumers
                 _log.warning("shard %d of the trainer: %s", source.shard, error)
 
     def __enter__(self) -> Self:
@@ -288,10 +299,10 @@ class Publisher:
     ) -> None:
         self.stop()
 
-    # ---- what it tells
+    # ---- status
 
     def status(self) -> PublisherStatus:
-        """How it stands."""
+        """Returns the state of the publisher and of each replica."""
         with self._lock:
             targets = list(self._reached.values())
         return PublisherStatus(
@@ -304,7 +315,7 @@ class Publisher:
         )
 
     def metrics(self) -> bytes:
-        """Counters and ages in Prometheus' text form; Monolith's names come first."""
+        """Returns counters and ages in Prometheus' text format. Monolith's metrics come first."""
         return self._metrics.text(self.status())
 
     # ---- passes
@@ -315,7 +326,7 @@ class Publisher:
             try:
                 self._list()
                 self._list_fails = False
-            except Exception:  # those known so far stay, and get their rows
+            except Exception:  # the known replicas stay and get their rows
                 if not self._list_fails:
                     _log.exception("the list of replicas")
                 self._list_fails = True
@@ -324,21 +335,21 @@ class Publisher:
             self._ending.wait(due_s - time.monotonic())
 
     def _pass(self, timeout_s: float) -> int:
-        """Has every source looked at; its number. A source that takes longer comes later."""
+        """Starts a pass over all sources and returns its number. A slow source finishes later."""
         number = self._looks.ask(timeout_s)
         self._wake_all()
         return number
 
     def _found(self, place: int, taken: Mapping[str, TouchedBatch] | None, found_by: Pass) -> None:
-        """Hands what a look found to every replica's thread."""
-        # Those that there are now, after the take: one that comes later reads all rows later.
+        """Gives the keys of one take to the threads of all replicas."""
+        # The list is read after the take: a replica that is added later reads all rows later.
         with self._lock:
             targets = list(self._reached.values())
         for target in targets:
             try:
                 if taken is not None:
                     target.add(place, taken, found_by)
-            except Exception:  # of our own making: this replica gets all rows, the others theirs
+            except Exception:  # an internal error: this replica gets all rows instead
                 _log.exception("changes for %s", target.address)
                 target.restart(place, found_by)
             if taken is None:
@@ -350,7 +361,7 @@ class Publisher:
             self._listed()
 
     def _listed(self) -> None:
-        """Looks who is there; replicas not seen for long are let go."""
+        """Updates the replicas from the lists, and removes those that were unlisted for long."""
         addresses = dict.fromkeys(self._targets.current())
         if self._roster is not None:
             addresses |= dict.fromkeys(self._roster.current())
@@ -380,6 +391,6 @@ class Publisher:
     def _all_have(self, number: int) -> bool:
         with self._lock:
             listed = [one for one in self._reached.values() if one.unlisted_s is None]
-            # Of one replica under two addresses the one that sends knows, listed or not.
+            # If a replica has two addresses, the state is with the one that is used to send.
             senders = [self._reached.get(one.sent_by) for one in listed]
         return all(one is not None and one.has(number) for one in senders)

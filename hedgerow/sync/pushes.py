@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ..wire.messages.tf_serving import PredictRequest
 
 
-PART_BYTES = 1 << 20  # of one call: a replica answers its readers between two of them
+PART_BYTES = 1 << 20  # of one call; a replica answers its readers between two calls
 
 
 @dataclass(frozen=True, slots=True)
 class RowPush:
-    """A call, made just before it is sent."""
+    """A push of rows, built just before it is sent."""
 
     signature: str
     rows: int
@@ -38,7 +38,7 @@ class RowPush:
 def parts_of(
     ids: Mapping[str, Int64[Tensor, "n"]], dims: Mapping[str, int], part_bytes: int = PART_BYTES
 ) -> Iterator[dict[str, Int64[Tensor, "n"]]]:
-    """Keys in shares that fit into one call; a share may have keys of several tables.
+    """Yields keys in parts that fit into one call. A part may have keys of several tables.
 
     >>> ids = {"a": torch.arange(3), "b": torch.arange(2)}
     >>> [{t: len(i) for t, i in part.items()} for part in parts_of(ids, {"a": 2, "b": 2}, 48)]
@@ -70,9 +70,10 @@ def pushes_of(
     dims: Mapping[str, int],
     part: Mapping[str, Int64[Tensor, "n"]],
 ) -> Iterator[RowPush]:
-    """The calls for these keys, with the rows as they are now.
+    """Yields the pushes for these keys, with their current rows.
 
-    Each names all tables that the model has, those without keys as well: the server wants that.
+    Each push names all tables of the model, even those without keys, because the server requires
+    it.
     """
     none = torch.empty(0, dtype=torch.int64)
     whole = source.message(_shares(model, {table: part.get(table, none) for table in tables}, dims))
@@ -103,13 +104,13 @@ def pushes_of(
 
 
 def _shares(model: str, ids: Mapping[str, Tensor], dims: Mapping[str, int]) -> list[TableShare]:
-    """The frame of an assign of these ids: the bytes that _request would write around them."""
+    """Returns the ids with the bytes that `_request` would write around them in an assign."""
     tables = tuple((table, len(one), dims[table]) for table, one in ids.items())
     found = iter(_fronts(model, tables))
     return [TableShare(table, one, next(found), next(found)) for table, one in ids.items()]
 
 
-@lru_cache(maxsize=64)  # nearly all pushes of a model are of one size
+@lru_cache(maxsize=64)  # nearly all pushes of a model have the same size
 def _fronts(model: str, tables: tuple[tuple[str, int, int], ...]) -> list[bytes]:
     kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for table, n, dim in tables:
@@ -129,11 +130,9 @@ def _request(model: str, signature: str, inputs: Mapping[str, Tensor]) -> bytes:
     return request_bytes(_head(model, signature), inputs)
 
 
-_MOST_IN_FLIGHT = (
-    2  # one is applied while the next arrives; two that arrive come in alternating pieces
-)
+_MOST_IN_FLIGHT = 2  # one is applied while the next arrives; more would arrive interleaved
 Observe = Callable[[RowPush, str, float, str], None]
-"""Called after each push: what was sent, the model, its seconds, and its code."""
+"""Called after each push with the push, the model, the seconds that it took, and its gRPC code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +144,10 @@ class _InFlight:
 
 
 class InFlightPushes:
-    """Pushes of one session, numbered from 1; of one thread.
+    """The pushes of one session that are in flight, numbered from 1. Used by one thread.
 
-    Each tells the number of the one before while that is not answered: the replica applies them in
-    this order, whichever of its threads is first.
+    A push names the previous one if that is not answered yet, so that the replica applies them in
+    order, whichever of its threads runs first.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ class InFlightPushes:
         self._flying: deque[_InFlight] = deque()
 
     def send(self, link: ReplicaLink, push: RowPush) -> None:
-        """Begins a push, once there is room for it."""
+        """Starts a push. Waits first if too many are in flight."""
         while len(self._flying) >= _MOST_IN_FLIGHT:
             self._land()
         self.seq += 1
@@ -176,12 +175,12 @@ class InFlightPushes:
         self._flying.append(_InFlight(push, call, self.seq, time.monotonic()))
 
     def land_all(self) -> None:
-        """Waits for all answers; the first that is an error is raised."""
+        """Waits for all answers and raises the first error."""
         while self._flying:
             self._land()
 
     def give_up(self) -> None:
-        """Waits for no answer: what may still arrive is older than all that is sent from now on."""
+        """Cancels all pushes. Everything sent later is newer than what may still arrive."""
         for one in self._flying:
             one.call.cancel()
         self._flying.clear()

@@ -1,4 +1,4 @@
-"""Replicas that announce themselves: the list of a publisher, and the announcing side."""
+"""Replicas that announce themselves: the list at the publisher, and the announcing side."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..wire.rpc import listen as bound
 from .link import ReplicaLink
 from .protocol import ANNOUNCE, LEAVE, ROSTER_SERVICE, read_json, to_json
 
-LEASE_S = 5.0  # without a word for so long a replica is gone
+LEASE_S = 5.0  # a replica that does not announce itself for this long is removed
 BEAT_S = 1.0
 _THREADS, _MESSAGE_BYTES = 4, 1 << 16
-_MOST = 1000  # replicas: each has a thread and a connection at the publisher
+_MOST = 1000  # replicas; each takes a thread and a connection at the publisher
 _ANYWHERE = ("0.0.0.0", "[::]")
 _log = logging.getLogger("hedgerow")
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("hedgerow")
 class Roster:
     """The replicas that announced themselves at `listen`, "host:port". Owns a lock and a server.
 
-    Whoever reaches this address can have rows sent to itself: let only replicas reach it.
+    Any client that reaches this address can receive rows, so only replicas may have access to it.
 
     >>> roster = Roster("127.0.0.1:0")
     >>> with Announcer([roster.address], "127.0.0.1:8500"):
@@ -52,18 +52,18 @@ class Roster:
         self._server.start()
 
     def current(self) -> list[str]:
-        """Who is there now, in the order of arrival."""
+        """Returns the addresses of the present replicas, in the order of arrival."""
         with self._changed:
             return self._now()
 
     def wait_for(self, count: int, timeout_s: float) -> list[str]:
-        """Waits until so many are there, or the time is over; who is there then."""
+        """Waits for `count` replicas, up to `timeout_s`. Returns those that are present then."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._now()) >= count, timeout_s)
             return self._now()
 
     def close(self) -> None:
-        """Listens no more."""
+        """Stops the server."""
         self._server.stop(0).wait()
 
     def _now(self) -> list[str]:
@@ -82,7 +82,7 @@ class Roster:
         with self._changed:
             self._now()
             if address not in self._ends_s and len(self._ends_s) >= _MOST:
-                raise InputError(f"{_MOST} replicas are here; no more fit.")
+                raise InputError(f"{_MOST} replicas are announced already; no more are accepted.")
             self._ends_s[address] = time.monotonic() + self._lease_s
             self._changed.notify_all()
 
@@ -93,7 +93,9 @@ class Roster:
 
 
 def _reachable(address: object, peer: str) -> str:
-    """The address of a replica; one that listens everywhere is reached where it called from.
+    """Returns the address of a replica.
+
+    If it listens on all interfaces, its host is the one that the call came from.
 
     >>> _reachable("0.0.0.0:8500", "ipv4:10.0.0.7:41234")
     '10.0.0.7:8500'
@@ -107,7 +109,7 @@ def _reachable(address: object, peer: str) -> str:
 
 
 class Announcer:
-    """Keeps a replica on the rosters of publishers, and takes it off at the end. Owns a thread."""
+    """Keeps a replica on the rosters of publishers, and removes it at the end. Owns a thread."""
 
     def __init__(
         self,
@@ -126,16 +128,16 @@ class Announcer:
 
     @property
     def known(self) -> dict[str, bool]:
-        """Whether each publisher took the last word."""
+        """Whether each publisher accepted the last call."""
         return dict(self._known)
 
     def start(self) -> Announcer:
-        """Announces from now on."""
+        """Starts to announce the replica."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Says good-bye."""
+        """Stops announcing and removes the replica from the rosters."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Where a publisher reads changed keys and rows: tables of this process, or a parameter server."""
+"""The sources that a publisher reads: tables of this process, or tables on a parameter server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..tables.host import HostTable
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table as a publisher knows it; `router` says which of the source's shards owns a key."""
+    """A table of a source. `router` decides which shard of the source owns a key."""
 
     name: str
     dim: int
@@ -35,7 +35,7 @@ class SourceTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceRows:
-    """Rows as a model sees them in eval; a row that is not `present` was deleted, or never was."""
+    """Rows as a model reads them in eval mode. A row that is not `present` does not exist."""
 
     rows: Float32[Tensor, "n dim"]
     present: Bool[Tensor, "n"]
@@ -43,7 +43,7 @@ class SourceRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableShare:
-    """Ids of one table for a message, and what stands before them there and before their rows."""
+    """Ids of one table for a message, and the bytes that precede the ids and the rows in it."""
 
     table: str
     ids: Int64[Tensor, "n"]
@@ -54,18 +54,18 @@ class TableShare:
 class RowSource(Protocol):
     """One shard of a trainer's rows: a process, a rank, or a parameter server.
 
-    Only one thread takes, but many may read at once. A method that cannot reach the rows raises a
-    HedgerowError or OSError: a publisher counts that and comes again.
+    Only one thread may call `take`; many threads may read at once. A method that cannot reach the
+    rows raises a `HedgerowError` or `OSError`. The publisher counts the error and tries again.
     """
 
     @property
     def shard(self) -> int:
-        """Which of the shards it is, from 0."""
+        """The number of this shard, from 0."""
         ...
 
     @property
     def shards(self) -> int:
-        """How many shards the trainer's rows have."""
+        """The number of shards of the trainer's rows."""
         ...
 
     @property
@@ -75,55 +75,58 @@ class RowSource(Protocol):
 
     @property
     def incarnation(self) -> str:
-        """Another text after marks may have been lost, so that all rows must be sent again.
+        """A text that changes when marks may have been lost, so that all rows must be sent again.
 
-        As of the last take: the server was restarted, or rows were rolled back, or a take was not
-        answered and nobody knows whether its keys are gone.
+        It holds as of the last take. It changes after a restart of the server, after a rollback of
+        rows, and after a take without an answer whose keys may be lost.
         """
         ...
 
     @property
     def lost_rows(self) -> bool:
-        """Whether rows are missing that nobody deleted: a server was restarted without any.
+        """Whether the source has lost rows, because a server was restarted without any.
 
-        As of the last take. Replicas keep theirs then, until rows were loaded.
+        It holds as of the last take. Replicas then keep their rows until rows are loaded.
         """
         ...
 
     def take(self) -> Mapping[str, TouchedBatch]:
-        """The keys changed since the last take, by table; tables without any may be left out.
+        """Returns the keys changed since the last take, by table.
 
-        All changes count: updates, assigns, loads, deletions, evictions.
+        Tables without changes may be absent.
+
+        Updates, assigns, loads, deletions and evictions are changes.
         """
         ...
 
     def read(self, table: str, ids: Int64[Tensor, "n"]) -> SourceRows:
-        """Rows as they are now."""
+        """Returns the current rows."""
         ...
 
     def message(self, shares: Sequence[TableShare]) -> bytes | None:
-        """As `read`, as bytes with the ids and the rows of all shares.
+        """Returns the ids and current rows of all shares as bytes.
 
-        None where `read` has to be asked: rows lie elsewhere, or one is not there.
+        Returns None if the caller must use `read`: the rows are elsewhere, or one does not exist.
         """
         ...
 
     def all_ids(self, table: str) -> Iterator[Int64[Tensor, "n"]]:
-        """The ids of all rows, in slices.
+        """Yields the ids of all rows, in slices.
 
-        A row that is there from the first slice to the last is given at least once.
+        A row that exists from the first slice to the last is yielded at least once.
         """
         ...
 
     def close(self) -> None:
-        """Collects no more marks."""
+        """Stops collecting marks."""
         ...
 
 
 class HostSource:
-    """Rows of this process: all of a model's, or those of one rank. Tables may lie in two tiers.
+    """The rows of this process: all rows of a model, or those of one rank.
 
-    `step` gives the number of updates that the rows have seen; only one_bit segments need it.
+    Tables may be tiered. `step` returns the number of updates of the rows; only one_bit segments
+    need it.
 
     >>> import torch
     >>> from hedgerow import Segment, Sgd, TableConfig, Zeros
@@ -149,7 +152,7 @@ class HostSource:
     ) -> None:
         alone = Router("hash_roundrobin", 1)
         if routers is None and shards != 1:
-            raise InputError(f"shard {shard} of {shards} without routers; say who owns which key.")
+            raise InputError(f"shard {shard} of {shards} without routers; pass routers=.")
         self.shard, self.shards = shard, shards
         self.incarnation, self.lost_rows = secrets.token_hex(8), False
         self._step = step
@@ -162,30 +165,36 @@ class HostSource:
             SourceTable(name, self._live[name].layout.dim, (routers or {}).get(name, alone))
             for name in order
         )
-        name = f"publish-{self.incarnation}"  # its own: two publishers of one model share no marks
+        name = f"publish-{self.incarnation}"  # unique, so that two publishers share no marks
         self._marks = {
             table: self._live[table].touched(name, capacity=capacity, all_changes=True)
             for table in order
         }
 
     def take(self) -> Mapping[str, TouchedBatch]:
-        """The keys changed since the last take, of every table."""
+        """Returns the keys changed since the last take, of every table."""
         taken: dict[str, TouchedBatch] = {}
         try:
             for table, marks in self._marks.items():
                 taken[table] = marks.take()
-        except BaseException:  # no memory, say: keys of the tables before must not be lost
+        except BaseException:  # such as MemoryError: keep the keys of the earlier tables
             for table, one in taken.items():
                 self._marks[table].give_back(one)
             raise
         return taken
 
     def read(self, table: str, ids: Int64[Tensor, "n"]) -> SourceRows:
-        """Rows as they are now. One that comes or goes meanwhile is marked, and read again."""
+        """Returns the current rows.
+
+        A row that changes during the call is marked, and is read again.
+        """
         return SourceRows(*rows_present(self._live[table], ids, self._step()))
 
     def message(self, shares: Sequence[TableShare]) -> bytes | None:
-        """Ids and rows as they are now, as bytes; None where a row is not there, or in tiers."""
+        """Returns ids and current rows as bytes, or None.
+
+        None means that a row does not exist or a table is tiered.
+        """
         live = [self._live[share.table] for share in shares]
         if not all(isinstance(table, HostTable) for table in live):
             return None
@@ -197,12 +206,12 @@ class HostSource:
         )
 
     def all_ids(self, table: str) -> Iterator[Int64[Tensor, "n"]]:
-        """The ids of all rows, in slices."""
+        """Yields the ids of all rows, in slices."""
         for entries in self._live[table].scan():
             yield entries.ids
 
     def close(self) -> None:
-        """Collects no more marks."""
+        """Stops collecting marks."""
         for marks in self._marks.values():
             marks.close()
 
@@ -211,10 +220,10 @@ _log = logging.getLogger("hedgerow")
 
 
 class ShardSource:
-    """Tables that lie on a server: a `RowSource`. A server that is away is an error of its calls.
+    """Tables on a server, as a `RowSource`. Calls raise if the server is unreachable.
 
-    What a take gave and did not arrive comes with the next one. A server that was restarted, or
-    that has forgotten who follows it, gives another `incarnation` at the next take.
+    The next take repeats the keys of a take whose answer was lost. If a server was restarted or has
+    dropped its consumer, the next take changes `incarnation`.
     """
 
     def __init__(
@@ -236,7 +245,7 @@ class ShardSource:
             SourceTable(name, self._live[name].dim, routers[name]) for name in order
         )
         self._incarnation = secrets.token_hex(8)
-        name = f"publish-{self._incarnation}"  # its own: two publishers share no marks
+        name = f"publish-{self._incarnation}"  # unique, so that two publishers share no marks
         self._marks = {
             table: self._live[table].touched(name, capacity=capacity, all_changes=True)
             for table in order
@@ -247,38 +256,40 @@ class ShardSource:
 
     @property
     def incarnation(self) -> str:
-        """Another text after marks may have been lost; as of the last take."""
+        """A text that changes when marks may have been lost. It holds as of the last take."""
         return self._incarnation
 
     def take(self) -> Mapping[str, TouchedBatch]:
-        """The keys changed since the last take that arrived, of every table."""
+        """Returns the keys changed since the last take that arrived, of every table."""
         for table, marks in self._marks.items():
             if table not in self._left:
                 self._left[table] = marks.take()
         if self._lives_now() != self._lives:
             self._lives, self._incarnation = self._lives_now(), secrets.token_hex(8)
             self.lost_rows = any(marks.began_empty for marks in self._marks.values())
-        elif any(one.whole_table for one in self._left.values()):  # as after a load
+        elif any(one.whole_table for one in self._left.values()):  # for example after a load
             self.lost_rows = False
         taken, self._left = self._left, {}
         return taken
 
     def read(self, table: str, ids: Int64[Tensor, "n"]) -> SourceRows:
-        """Rows as they are now."""
+        """Returns the current rows."""
         return SourceRows(*self._table(table).read(ids, step=self._step()))
 
     def message(self, shares: Sequence[TableShare]) -> bytes | None:
-        """None: rows come in messages of the server's own."""
+        """Returns None: the rows must be read from the server."""
         return None
 
     def all_ids(self, table: str) -> Iterator[Int64[Tensor, "n"]]:
-        """The ids of all rows, in slices."""
+        """Yields the ids of all rows, in slices."""
         return self._table(table).all_ids()
 
     def close(self) -> None:
-        """Collects no more marks. A server that is away keeps them, until others need their room.
+        """Stops collecting marks.
 
-        Only one table waits for it.
+        An unreachable server keeps them until it drops the idle consumer.
+
+        The first table whose server does not answer ends the call.
         """
         try:
             for marks in self._marks.values():

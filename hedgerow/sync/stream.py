@@ -1,4 +1,4 @@
-"""Sends the rows of one source to one served model: all rows once, then changes in order."""
+"""Sends the rows of one source to one served model: all rows once, then the changes in order."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 
 class BackgroundIterator(Generic[T]):
-    """Items in their order, one made ahead; use it in a `with`. Owns a thread.
+    """Yields items in order and produces one item ahead in a thread. Use it in a `with` block.
 
-    At most one item waits, made or being made, besides the one in the caller's hands. What the
-    iterator raises is raised where its item would come. Leaving the `with` waits for the item that
-    is being made: nothing reads the source after that.
+    At most one item waits besides the one that the caller has. An exception of the iterator is
+    raised in place of its item. Leaving the block waits for the item in production, and the source
+    is not read afterwards.
 
     >>> with BackgroundIterator(iter("abc")) as items:
     ...     list(items)
@@ -75,23 +75,26 @@ class BackgroundIterator(Generic[T]):
                 else:
                     self._made.put(None)
                     return
-        except BaseException as error:  # whatever it is, the one who waits must hear of it
+        except BaseException as error:  # of any kind: it is raised in the waiting thread
             self._made.put(error)
 
 
 _log = logging.getLogger("hedgerow")
-_BEAT_S = 0.1  # between two words that nothing changed
+_BEAT_S = 0.1  # between two heartbeats without changes
 _LOST_CODES = (GONE, "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED")
-_SHARE = 4  # parts of a full sync that are sent before changes have their turn again
+_SHARE = 4  # parts of a full sync between two sends of changes
 Phase = Literal["away", "full", "sweep", "live"]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """How far one source's rows are at one served model; `oldest_s` is the age of what it lacks.
+    """The progress of one source at one served model.
 
-    `unswept`: rows that the source does not have were left there, for it seems to have lost its
-    own: a full sync found none, or its server was restarted without any.
+    `oldest_s` is the age of its oldest missing change.
+
+    `unswept` is true if the replica kept rows that the source does not have, because the source
+    seems to have lost its own rows: a full sync found none, or the server was restarted without
+    any.
     """
 
     model: str
@@ -106,11 +109,12 @@ class StreamStatus:
 
 
 class Stream:
-    """From one source to one loaded model at one address. One thread advances it; `add` is free.
+    """The rows of one source on their way to one loaded model at one address.
 
-    It begins with a session at the replica, in which it sends all rows and then has the replica
-    drop those that it did not send. From there on it sends what changes. A session that the
-    replica does not know any more means a replica that lost rows: all begins anew.
+    One thread calls `advance`; `add` may be called from any thread. A stream starts a session at
+    the replica and sends all rows. Then the replica removes the rows that were not sent, which is
+    called the sweep. Afterwards the stream sends the changes. If the replica does not know the
+    session, it has lost rows, and the stream starts again.
     """
 
     def __init__(
@@ -125,24 +129,24 @@ class Stream:
     ) -> None:
         _check_tables(source, served)
         self.source, self.served = source, served
-        self.applied = 0  # the last pass of which the replica has everything
+        self.applied = 0  # the last pass whose changes the replica has in full
         self._publisher, self._timeout_s, self._observe = publisher, timeout_s, observe
         self._dims = dict(served.tables)
         self._pending = PendingKeys(most_pending)
         self._sending: KeyBatch | None = None
-        self._flights: InFlightPushes | None = None  # of the session, if there is one
+        self._flights: InFlightPushes | None = None  # of the session; None without one
         self._scan: Iterator[dict[str, Tensor]] | None = None
-        self._held: list[dict[str, Tensor]] = []  # of the scan: not answered yet
-        self._sweep: dict[str, int] = {}  # tables to be swept, and how far
+        self._held: list[dict[str, Tensor]] = []  # parts of the scan that are not answered yet
+        self._sweep: dict[str, int] = {}  # tables to be swept, with the cursor of each
         self._full_syncs = self._retried = self._scanned = self._there = 0
         self._unswept = False
         self._next_beat_s = 0.0
-        self._behind_s = time.monotonic()  # of a stream that is not live: since when
+        self._behind_s = time.monotonic()  # when the stream was last live
 
-    # ---- called by the one who looks for changes
+    # ---- called by the thread that looks for changes
 
     def add(self, taken: Mapping[str, TouchedBatch], found_by: Pass) -> None:
-        """Adds what a pass found."""
+        """Adds the keys that a pass found."""
         if any(taken[t].whole_table for t in self._dims if t in taken):
             self.restart(found_by)
             return
@@ -150,14 +154,17 @@ class Stream:
         self._pending.add(ids, found_by)
 
     def restart(self, found_by: Pass) -> None:
-        """Everything has to be sent again: marks were lost, as a pass found."""
+        """Makes the stream send all rows again, because marks were lost."""
         self._pending.shut()
         self._pending.add({}, found_by)
 
-    # ---- called by the one who sends
+    # ---- called by the thread that sends
 
     def advance(self, link: ReplicaLink) -> bool:
-        """Sends what waits, and a share of a full sync; whether more is left to send at once."""
+        """Sends the pending keys and a part of a full sync.
+
+        Returns whether more is left to send.
+        """
         if self._flights is None or not self._pending.collects:
             self._attach(link)
         self._send_pending(link)
@@ -168,7 +175,7 @@ class Stream:
         return self._scan is not None or bool(self._sweep)
 
     def failed(self, error: Exception) -> None:
-        """Takes note of why `advance` raised: what was not answered is sent again."""
+        """Handles an error of `advance`: pushes without an answer will be sent again."""
         if self._flights is not None:
             self._flights.give_up()
         if self._sending is not None:
@@ -181,7 +188,7 @@ class Stream:
             self._flights = None
 
     def status(self) -> StreamStatus:
-        """How far it is."""
+        """Returns the progress of the stream."""
         sending = self._sending
         marks = [
             self._pending.since_s,
@@ -213,7 +220,7 @@ class Stream:
     # ---- helpers
 
     def _attach(self, link: ReplicaLink) -> None:
-        """A new session; from before its first row on, changes are collected."""
+        """Starts a new session. Changes are collected from before its first row."""
         if self._phase() == "live":
             self._behind_s = time.monotonic()
         self._flights, self._scan, self._held, self._sweep = None, None, [], {}
@@ -253,8 +260,8 @@ class Stream:
         try:
             self._held = self._held or list(islice(self._scan or (), _SHARE))
         except Exception:
-            # A scan that broke off cannot go on, and its end would look like that of all rows:
-            # the sweep would then remove those that it did not reach.
+            # A failed scan cannot continue, and its end would look like the end of all rows:
+            # the sweep would then remove the rows that it did not reach.
             self._flights = None
             raise
         if not self._held:
@@ -265,7 +272,7 @@ class Stream:
         self._held = []
 
     def _begin_sweep(self, address: str) -> None:
-        """All rows were sent: others go, unless it is the source that lost them."""
+        """Starts to remove unsent rows from the replica, unless the source has lost its rows."""
         lost = self.source.lost_rows or not self._scanned
         self._unswept = lost and self._there > 0
         if not lost:
@@ -295,13 +302,16 @@ class Stream:
         self._sending = None
 
     def _send(self, link: ReplicaLink, parts: Iterable[Mapping[str, Tensor]]) -> None:
-        """Sends keys; while some are under way, the next are read. All are answered at the end."""
+        """Sends keys and waits for all answers.
+
+        The next rows are read while pushes are in flight.
+        """
         assert self._flights is not None
         left = iter(parts)
         for push in self._pushes(islice(left, 1)):
             self._flights.send(link, push)
         second = list(islice(left, 1))
-        if second:  # most pushes are of one part, and want no thread
+        if second:  # most batches have one part and need no thread
             with BackgroundIterator(self._pushes(chain(second, left))) as pushes:
                 for push in pushes:
                     self._flights.send(link, push)
@@ -313,7 +323,7 @@ class Stream:
             yield from pushes_of(self.source, model, tables, self._dims, part)
 
     def _beat(self, link: ReplicaLink, began_s: float, *, at_once: bool) -> None:
-        """Tells the replica that it has everything, and asks whether it still knows of us."""
+        """Tells the replica that it has all changes, and raises if it does not know the session."""
         now_s = time.monotonic()
         if now_s < self._next_beat_s and not at_once:
             return
@@ -327,7 +337,7 @@ class Stream:
 
 
 def fits(source: RowSource, served: ServedModel) -> bool:
-    """Whether a source has every table that is served."""
+    """Returns whether the source has every served table."""
     dims = {table.name: table.dim for table in source.tables}
     return all(dims.get(name) == dim for name, dim in served.tables.items())
 
@@ -340,5 +350,5 @@ def _check_tables(source: RowSource, served: ServedModel) -> None:
         if dims.get(name) != dim:
             raise ConfigError(
                 f"model {served.name} serves table {name!r} of dim {dim}; the trainer has "
-                f"{dims or 'no tables'}. Serve a model that was exported from this trainer's."
+                f"{dims or 'no tables'}. Serve a model that was exported from this trainer."
             )

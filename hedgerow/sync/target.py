@@ -1,4 +1,4 @@
-"""One replica of a publisher: a thread that keeps all models it serves up to date."""
+"""One replica of a publisher: a thread that keeps all models of the replica up to date."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from .pushes import Observe
 from .source import RowSource
 from .stream import Stream, StreamStatus, fits
 
-HOLD_S = 10.0  # an address that gave no sign of its replica for so long gives way to others
+HOLD_S = 10.0  # an address loses its claim to a replica after this time without an answer
 
 
 class ReplicaClaims:
-    """Whose replica it is, by the mark of what is loaded there. Owns a lock.
+    """Which address each replica is served through, by the incarnation of its model. Owns a lock.
+
+    If a replica has several addresses, only the first one is used.
 
     >>> claims = ReplicaClaims()
     >>> claims.claim("i1", "localhost:8500"), claims.claim("i1", "127.0.0.1:8500")
@@ -33,10 +35,10 @@ class ReplicaClaims:
     def __init__(self, hold_s: float = HOLD_S) -> None:
         self._hold_s = hold_s
         self._lock = threading.Lock()
-        self._held: dict[str, tuple[str, float]] = {}  # the address, and until when
+        self._held: dict[str, tuple[str, float]] = {}  # the address, and when its claim ends
 
     def claim(self, incarnation: str, address: str) -> str:
-        """The address that has it: this one, if no other asked before and still does."""
+        """Returns the address that holds the claim: `address`, unless another one holds it."""
         now_s = time.monotonic()
         with self._lock:
             self._held = {key: one for key, one in self._held.items() if one[1] > now_s}
@@ -46,36 +48,38 @@ class ReplicaClaims:
             return owner
 
     def give_up(self, address: str) -> None:
-        """Nothing is sent to this address any more: another may have all that it had."""
+        """Releases the claims of an address."""
         with self._lock:
             self._held = {key: one for key, one in self._held.items() if one[0] != address}
 
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-_DESCRIBE_S = 2.0  # between two looks at what a replica serves
+_DESCRIBE_S = 2.0  # between two checks of the models that a replica serves
 _log = logging.getLogger("hedgerow")
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSettings:
-    """What all replicas of a publisher have in common."""
+    """The settings that all replicas of a publisher share."""
 
     publisher: str
-    model: str | None  # the one model to keep fresh; None: all that have these tables
+    model: str | None  # the one model to update; None: all models with these tables
     most_pending: int
     timeout_s: float
     trust: TlsCredentials | None
     claims: ReplicaClaims
-    moved: threading.Event  # set when one of them has all of a further pass, or other weights
+    moved: threading.Event  # set when a replica has completed a pass or received weights
 
 
 @dataclass(frozen=True, slots=True)
 class TargetStatus:
-    """How one replica stands. `failures` counts rounds that failed in a row; `error` is the last.
+    """The state of one replica.
 
-    `same_as` is another address of the same replica, which gets all that this one would.
-    `dense` has the number of the weights that each model was given last, and
-    `dense_refused` why it did not take them.
+    `failures` counts failed rounds in a row; `error` is the last error.
+
+    `same_as` is another address of the same replica, which is used instead of this one. `dense`
+    holds the number of the weights last sent to each model, and `dense_refused` the error of each
+    model that refused them.
     """
 
     address: str
@@ -90,12 +94,12 @@ class TargetStatus:
 
     @property
     def live(self) -> bool:
-        """Whether every row that it serves is there, but for what waits to be sent."""
+        """Whether the replica has every row, except for pending changes."""
         return bool(self.streams) and all(stream.phase == "live" for stream in self.streams)
 
 
 class Target:
-    """The replica at one address. Owns a thread, and a lock over the list of its streams."""
+    """The replica at one address. Owns a thread, and a lock over its list of streams."""
 
     def __init__(
         self,
@@ -106,7 +110,7 @@ class Target:
         dense: Callable[[], DenseState | None],
     ) -> None:
         self.address = address
-        self.unlisted_s: float | None = None  # since when it is on no list
+        self.unlisted_s: float | None = None  # when it disappeared from all lists
         self._sources, self._settings = sources, settings
         self._observe, self._dense = observe(address), dense
         self._link = ReplicaLink(address, settings.trust)
@@ -115,7 +119,7 @@ class Target:
         self._models: dict[str, ServedModel] = {}
         self._dense_sent: dict[str, tuple[str, int]] = {}
         self._dense_refused: dict[str, str] = {}
-        self._last: dict[int, Pass] = {}  # of each source: the last look at it
+        self._last: dict[int, Pass] = {}  # the last pass over each source
         self._describe_at_s, self._same_as = 0.0, ""
         self._failures, self._error, self._reached = 0, "", False
         self._wake, self._ending = threading.Event(), threading.Event()
@@ -125,33 +129,33 @@ class Target:
     # ---- called by the publisher
 
     def add(self, source: int, taken: Mapping[str, TouchedBatch], found_by: Pass) -> None:
-        """Adds what a pass found at a source."""
+        """Adds the keys that a pass found at a source."""
         for stream in self._of_source(source, found_by):
             stream.add(taken, found_by)
 
     def restart(self, source: int, found_by: Pass) -> None:
-        """A source lost its marks."""
+        """Sends all rows of a source again, because its marks were lost."""
         for stream in self._of_source(source, found_by):
             stream.restart(found_by)
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """Wakes the thread, because there may be something to send."""
         self._wake.set()
 
     @property
     def sent_by(self) -> str:
-        """The address that is used for this replica: its own, or another."""
+        """The address that is used for this replica: its own or another one."""
         return self._same_as or self.address
 
     def has(self, number: int) -> bool:
-        """Whether the replica has everything that was found up to a pass."""
+        """Returns whether the replica has all changes up to a pass, and the newest weights."""
         with self._lock:
             applied = [stream.applied for stream in self._streams.values()]
         sent = bool(self._models) and min(applied, default=number) >= number
         return sent and self._dense_is_sent()
 
     def status(self) -> TargetStatus:
-        """How it stands."""
+        """Returns the state of the replica."""
         with self._lock:
             streams = tuple(stream.status() for stream in self._streams.values())
         return TargetStatus(
@@ -167,22 +171,22 @@ class Target:
         )
 
     def end(self) -> None:
-        """Sends no more; `join` waits for that."""
+        """Stops sending. `join` waits for the thread."""
         self._ending.set()
         self._wake.set()
         self._link.close()
 
     def join(self) -> None:
-        """Waits for the thread."""
+        """Waits for the thread to end."""
         self._thread.join()
 
     def _of_source(self, source: int, found_by: Pass) -> list[Stream]:
-        """The streams of a source; one that is made later learns of this pass then."""
+        """Returns the streams of a source. Streams that are created later use the recorded pass."""
         with self._lock:
             self._last[source] = found_by
             return [one for (_, place), one in self._streams.items() if place == source]
 
-    # ---- its thread
+    # ---- run by its thread
 
     def _run(self) -> None:
         while not self._ending.is_set():
@@ -193,7 +197,7 @@ class Target:
                 more = False
                 self._note(error)
                 self._ending.wait(_pause_s(self._failures))
-            except Exception as error:  # of our own making: the next round may be fine
+            except Exception as error:  # an internal error: the next round may succeed
                 more = False
                 _log.exception("publishing to %s", self.address)
                 self._note(error)
@@ -209,10 +213,13 @@ class Target:
         self._failures += 1
         self._error, self._describe_at_s = str(error), 0.0
         self._reached = not isinstance(error, TargetError) or error.code != "UNAVAILABLE"
-        self._wake.set()  # a round that failed is tried again without anything new
+        self._wake.set()  # a failed round is repeated even without new changes
 
     def _round(self) -> bool:
-        """One share of all that waits; whether more is left. The first error is raised at last."""
+        """Sends a part of all pending keys and returns whether more is left.
+
+        All streams run before the first error is raised.
+        """
         if time.monotonic() >= self._describe_at_s:
             self._describe()
         first: Exception | None = None
@@ -225,7 +232,7 @@ class Target:
                 more = stream.advance(self._link) or more
                 if stream.applied != before:
                     self._settings.moved.set()
-            except Exception as error:  # whatever it is: keys under way must not be lost with it
+            except Exception as error:  # of any kind: keys in flight must not be lost
                 stream.failed(error)
                 first = first or error
         self._send_dense()
@@ -234,7 +241,7 @@ class Target:
         return more
 
     def _describe(self) -> None:
-        """Asks what is served; a version that was loaded since gets streams of its own."""
+        """Asks which models are served. A newly loaded version gets new streams."""
         timeout_s = self._settings.timeout_s
         answer = self._link.ask(REPLICA_SERVICE, DESCRIBE, {}, timeout_s)
         models = [ServedModel.from_dict(plain) for plain in answer["models"]]
@@ -247,7 +254,7 @@ class Target:
                 f"{self.address} serves no model {wanted or 'with rows or weights'}; it has: "
                 f"{names}."
             )
-        # Models of other trainers may stand beside ours; where none is ours, a stream says why.
+        # The replica may also serve models of other trainers. If no model fits, a stream raises.
         chosen = self._claimed({one.name: one for one in ours or found})
         kept: dict[tuple[str, int], Stream] = {}
         for name, served in chosen.items():
@@ -273,7 +280,10 @@ class Target:
         self._describe_at_s = time.monotonic() + _DESCRIBE_S
 
     def _claimed(self, chosen: dict[str, ServedModel]) -> dict[str, ServedModel]:
-        """Those that no other address of this replica is used for; two would end each other."""
+        """Returns the models that no other address of this replica is used for.
+
+        Two addresses with one replica would end each other's sessions.
+        """
         claims = self._settings.claims
         owners = {name: claims.claim(one.incarnation, self.address) for name, one in chosen.items()}
         others = [owner for owner in owners.values() if owner != self.address]
@@ -297,7 +307,7 @@ class Target:
             except TargetError as error:
                 if error.code != "INVALID_ARGUMENT":
                     raise
-                self._dense_refused[name] = str(error)  # these never fit: others may
+                self._dense_refused[name] = str(error)  # a retry would fail; later weights may fit
                 _log.warning("dense weights for %s: %s", self.address, error)
             self._dense_sent[name] = mark
             self._settings.moved.set()
@@ -312,7 +322,10 @@ class Target:
 
 
 def _pause_s(failures: int) -> float:
-    """Longer after each failure, and never the same for two publishers."""
+    """Returns a random pause that grows with each failure.
+
+    Because it is random, publishers do not retry at the same moment.
+    """
     longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
-    # Not the process's own generator: whoever seeded that means to draw from it alone.
+    # The process's own generator is left unchanged, because the user may have seeded it.
     return longest * random.SystemRandom().uniform(0.5, 1.0)

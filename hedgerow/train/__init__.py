@@ -1,3 +1,3 @@
-"""The training job: what it measures, where it tells it, and how it looks as a picture."""
+"""The training job: its configuration, loop, metrics, logs, checkpoints and plots."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are written, kept and found again."""
+"""Writes, keeps and finds the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _TEST_LOSS = "test_loss"
 class Checkpoints:
     """The checkpoints of one run, in folders named after their steps. Single-owner.
 
-    One is written every `every_steps` steps, and whenever the test loss is the lowest so far; the
-    newest `keep` and the best are kept.
+    A checkpoint is written every `every_steps` steps and at each new lowest test loss. The newest
+    `keep` checkpoints and the best one are kept.
 
     >>> import tempfile, hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -54,7 +54,7 @@ class Checkpoints:
         self._every_steps, self._keep = every_steps, checks.count("keep", keep, least=1)
 
     def due(self, step: int) -> bool:
-        """Whether one belongs after this step."""
+        """Whether a checkpoint is due after this step."""
         return self._every_steps is not None and step % self._every_steps == 0
 
     def save(
@@ -66,12 +66,12 @@ class Checkpoints:
         step: int,
         test_loss: float | None = None,
     ) -> Path:
-        """Writes one, then removes those that are no longer kept; all ranks of a model together.
+        """Writes a checkpoint and removes old ones. All ranks of a model must call it together.
 
-        Where servers hold the rows, the first worker writes it, and the others wait.
+        If the rows are on servers, the first worker writes the checkpoint and the others wait.
         """
         path = self.folder / step_name(step)
-        known = _test_loss(path) if test_loss is None else test_loss  # of a save at the same step
+        known = _test_loss(path) if test_loss is None else test_loss  # maybe saved at this step
         metadata = {} if known is None else {_TEST_LOSS: known}
         ranks, by_one = workers_of(model), servers_of(model) is not None
 
@@ -86,7 +86,7 @@ class Checkpoints:
                 overwrite=True,
             )
 
-        if not by_one:  # the ranks agree with each other on the way
+        if not by_one:  # the save synchronizes the ranks itself
             write()
         else:
             ranks.together("the save", write if ranks.rank == 0 else _nothing)
@@ -95,16 +95,16 @@ class Checkpoints:
         return path
 
     def newest(self) -> Path:
-        """The one of the highest step."""
+        """Returns the checkpoint of the highest step."""
         return newest(self.folder)
 
     def best(self) -> Path:
-        """The one of the lowest test loss; the newest where none was tested."""
+        """Returns the checkpoint of the lowest test loss, or the newest one if none was tested."""
         tested = {path: loss for path in self._every() if (loss := _test_loss(path)) is not None}
         return min(tested, key=lambda path: (tested[path], path)) if tested else self.newest()
 
     def any(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a checkpoint."""
         return bool(self._every())
 
     def load_newest(
@@ -113,7 +113,7 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer | None,
         extras: Mapping[str, Stateful],
     ) -> Path:
-        """Brings everything back to where the newest was written; rank 0 says which that is."""
+        """Restores everything from the newest checkpoint, which rank 0 chooses."""
         ranks = workers_of(model)
         choose = self.newest if ranks.rank == 0 else (lambda: self.folder)
         path = ranks.together("the choice of a checkpoint", choose)[0]
@@ -121,7 +121,7 @@ class Checkpoints:
             load(model, path, optimizer=optimizer, extras=extras, trusted=self._trusted)
             return path
 
-        def bring() -> dict[str, Any] | None:  # servers load their rows once, not for each worker
+        def bring() -> dict[str, Any] | None:  # servers load their rows once, not once per worker
             if ranks.rank:
                 return None
             load(model, path, optimizer=optimizer, extras=extras, trusted=self._trusted)
@@ -143,13 +143,13 @@ class Checkpoints:
 
 
 def _nothing() -> None:
-    """What the others do meanwhile."""
+    """Does nothing, on the other workers."""
 
 
 def _state_of(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, extras: Mapping[str, Stateful]
 ) -> dict[str, Any]:
-    """All but the rows, as one worker tells it to the others."""
+    """Returns all state except the rows, which one worker sends to the others."""
     return {
         "weights": dense_state(model),
         "optimizer": None if optimizer is None else optimizer.state_dict(),
@@ -175,7 +175,7 @@ def _take_state(
 
 
 def step_name(step: int) -> str:
-    """The name of a checkpoint's folder."""
+    """Returns the name of a checkpoint's folder."""
     return f"step-{step:09d}"
 
 

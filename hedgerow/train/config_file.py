@@ -47,9 +47,9 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class ConfigOrigin:
-    """Where values come from: a file with its text, or options of a command line.
+    """The origin of values: a file with its text, or options of a command line.
 
-    `options` are keys that a command line has set, and by which option.
+    `options` maps each key that a command line has set to its option.
 
     >>> job = ConfigOrigin("job.toml", "[train]\\nepochs = 2\\n", {("model", "dim"): "--dim"})
     >>> job.at(("train", "epochs")), job.at(("model", "dim")), job.at(("data",))
@@ -61,7 +61,7 @@ class ConfigOrigin:
     options: Mapping[KeyPath, str] = field(default_factory=dict)
 
     def at(self, path: KeyPath) -> str:
-        """How an error begins: the option, or the file and the line, and the key."""
+        """Returns the beginning of an error: the option, or the file and the line, and the key."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.options:
                 return f"{self.options[path[:end]]}: {'.'.join(path)}"
@@ -71,11 +71,11 @@ class ConfigOrigin:
 
 
 def read_text(path: Path) -> tuple[dict[str, Any], ConfigOrigin]:
-    """What a TOML file (or JSON, by its ending) holds, and where it stands."""
+    """Returns the content of a TOML file (or JSON, by its suffix), and its origin."""
     if not path.is_file():
         raise ConfigMissingError(f"{path} is no file; check the path of the configuration.")
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text, at byte {error.start}.") from error
     except OSError as error:
@@ -93,7 +93,7 @@ def _from_toml(text: str, path: Path) -> dict[str, Any]:
         line = int(found[1]) if found else text.count("\n") + 1  # "at end of document"
         rule = str(error).replace(found[0], "") if found else str(error)
         raise ConfigError(f"{path}:{line}: this is no TOML: {rule}.") from error
-    except (ValueError, RecursionError) as error:  # a number or a nest that is too large to parse
+    except (ValueError, RecursionError) as error:  # a number is too large or nesting too deep
         raise ConfigError(f"{path}: this cannot be read: {error}.") from error
 
 
@@ -110,18 +110,18 @@ def _from_json(text: str, path: Path) -> dict[str, Any]:
 
 
 def line_of(text: str, path: KeyPath) -> int:
-    """The line of a key in TOML, or of the innermost table around it; 0 if there is none.
+    """Returns the line of a key in TOML, or of the innermost table around it; 0 if there is none.
 
-    The parser keeps no lines, so this asks it for ever longer beginnings of the text: the key
-    stands in the statement that first makes it appear. Configurations are short.
+    The parser reports no lines. This function parses longer and longer prefixes of the text; the
+    key is in the statement that first makes it appear. Configurations are short.
 
     >>> line_of('[model]\\ndim = 8\\nhidden = [\\n 4]', ("model", "hidden"))
     3
     >>> line_of('[model]\\ndim = 8', ("model", "tables", "user"))
     1
     """
-    lines, line, depth = text.split("\n"), 0, 0  # what TOML calls a line, and editors count
-    begin = 0  # of the statement that is not complete yet
+    lines, line, depth = text.split("\n"), 0, 0  # lines as TOML and editors count them
+    begin = 0  # start of the incomplete statement
     for end in range(1, len(lines) + 1):
         try:
             document = tomllib.loads("\n".join(lines[:end]))
@@ -135,7 +135,7 @@ def line_of(text: str, path: KeyPath) -> int:
 
 
 def _depth(document: Any, path: KeyPath) -> int:
-    """How many keys of the path the document has."""
+    """Returns how many keys of the path the document has."""
     for depth, key in enumerate(path):
         if not isinstance(document, dict) or key not in document:
             return depth
@@ -143,7 +143,7 @@ def _depth(document: Any, path: KeyPath) -> int:
     return len(path)
 
 
-# Lower case for everybody; checkpoints write "Adagrad" for ours and "adagrad" for Monolith's.
+# Names are lower case here. Checkpoints write "Adagrad" for ours and "adagrad" for Monolith's.
 _NAMES: dict[type[Record], dict[str, type[Record]]] = {
     Optimizer: {
         "adagrad": Adagrad,
@@ -169,7 +169,7 @@ _NAMES: dict[type[Record], dict[str, type[Record]]] = {
 
 
 def named_kinds(family: type[Any]) -> dict[str, type[Any]]:
-    """The members of a family by the name that users write.
+    """Returns the classes of a family by the names that users write.
 
     >>> from hedgerow.tables.eviction import Eviction
     >>> list(named_kinds(Eviction))
@@ -179,7 +179,7 @@ def named_kinds(family: type[Any]) -> dict[str, type[Any]]:
 
 
 def kind_of(record: Record) -> str:
-    """The name that users write for a record.
+    """Returns the name that users write for a record.
 
     >>> kind_of(Adagrad())
     'adagrad'
@@ -193,7 +193,7 @@ def kind_of(record: Record) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """The least value of a number, for `Annotated`."""
+    """The lower bound of a number, for `Annotated`."""
 
     value: float
 
@@ -205,14 +205,17 @@ Rate = Annotated[float, Least(0)]
 
 @dataclass(frozen=True)
 class SectionVariant:
-    """Base of sections of several kinds: the key `key` of the section chooses by `word`."""
+    """Base of sections with several kinds.
+
+    The key `key` of the section selects the kind by `word`.
+    """
 
     key: ClassVar[str] = ""
     word: ClassVar[str] = ""
 
     @classmethod
     def variants(cls) -> dict[str, type[Any]]:
-        """The kinds by word."""
+        """Returns the kinds by word."""
         found: dict[str, type[Any]] = {}
         for kind in cls.__subclasses__():
             found |= {kind.word: kind} if kind.word else kind.variants()
@@ -221,21 +224,21 @@ class SectionVariant:
 
 @dataclass(frozen=True, slots=True)
 class ConfigPlace:
-    """A key of a configuration, to point at in an error."""
+    """A key of a configuration, for errors."""
 
     origin: ConfigOrigin
     path: KeyPath = ()
 
     def key(self, name: str) -> ConfigPlace:
-        """A key below."""
+        """Returns a key below this one."""
         return ConfigPlace(self.origin, (*self.path, name))
 
     def refuse(self, rule: str) -> NoReturn:
-        """Raises with the place in front."""
+        """Raises `ConfigError` with the key in front of `rule`."""
         raise ConfigError(f"{self.origin.at(self.path)}: {rule}")
 
     def refuse_name(self, what: str, name: str, known: Iterable[str]) -> NoReturn:
-        """Raises for an unknown name, with the nearest known one."""
+        """Raises `ConfigError` for an unknown name, with the nearest known name."""
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -248,7 +251,7 @@ def _types(section: Any) -> dict[str, Any]:
 
 
 def read_section(section: Any, given: object, place: ConfigPlace) -> Any:
-    """A section of a configuration: every key known, every value of its type."""
+    """Reads a section of a configuration. Raises for unknown keys and values of a wrong type."""
     if not isinstance(given, Mapping):
         place.refuse(f"is {given!r}; it must be a table of keys.")
     if issubclass(section, SectionVariant) and not section.word:
@@ -282,7 +285,7 @@ def _read_variant(
 
 
 def read_value(kind: Any, given: object, place: ConfigPlace) -> Any:
-    """A value of type `kind`, or an error that says what is needed and what was given."""
+    """Reads a value of type `kind`. The error names the expected type and the given value."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _read_bounded(inner[0], inner[1], given, place)
@@ -334,7 +337,7 @@ def _refuse_type(kind: Any, given: object, place: ConfigPlace) -> NoReturn:
 
 
 def _needed(kind: Any) -> str:
-    """A type in words."""
+    """Describes a type in words."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return f"{_needed(inner[0])} of at least {inner[1].value:g}"
@@ -349,7 +352,7 @@ def _needed(kind: Any) -> str:
 
 
 def _read_record(family: type[Record], given: object, place: ConfigPlace) -> Any:
-    """An optimizer, initializer or rule by the names users write; the records check the rest."""
+    """Reads an optimizer, initializer or rule. The record classes check the values."""
     known = named_kinds(family)
     if not isinstance(given, Mapping) or "kind" not in given:
         example = next(iter(known))
@@ -368,7 +371,7 @@ def _read_record(family: type[Record], given: object, place: ConfigPlace) -> Any
 
 
 def plain(value: object) -> Any:
-    """Sections as dicts, lists, strings, numbers and None, which `read_section` takes back."""
+    """Returns sections as dicts, lists, strings, numbers and None, which `read_section` reads."""
     if isinstance(value, Record):
         return {**value.to_dict(), "kind": kind_of(value)}
     if is_dataclass(value):

@@ -1,4 +1,4 @@
-"""How well a model predicts a source it does not learn from."""
+"""Evaluates a model on a source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .run_ranks import RunRanks
 
 
 def predictions(model: nn.Module, source: Iterable[Batch]) -> Iterator[tuple[Tensor, Batch]]:
-    """The logits of every batch, in eval mode: ids without a row count as zeros."""
+    """Yields the logits of every batch in eval mode. Ids without a row have zeros."""
     was_training = model.training
     model.eval()
     try:
@@ -28,7 +28,7 @@ def predictions(model: nn.Module, source: Iterable[Batch]) -> Iterator[tuple[Ten
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model takes its batches: where its tables are, or its weights if it has none."""
+    """Returns the device of a model's tables, or of its weights if it has no table."""
     tables = [one for one in model.modules() if isinstance(one, EmbeddingModule)]
     if tables:
         return tables[0].store.device
@@ -36,10 +36,10 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def evaluate(model: nn.Module, source: Iterable[Batch]) -> dict[str, float]:
-    """Loss, AUC, normalized entropy and calibration over one epoch of a source.
+    """Returns loss, AUC, normalized entropy and calibration over one epoch of a source.
 
-    Of a distributed model every rank calls it with the same source, takes its share of every batch,
-    and gets the metrics of all samples.
+    For a distributed model, every rank calls it with the same source, takes its share of every
+    batch, and gets the metrics of all samples.
 
     >>> import hedgerow as hr
     >>> source = hr.data.clicks(batch_size=64, steps=4)

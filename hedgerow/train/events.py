@@ -18,28 +18,28 @@ from ..core.files import local_path, naming
 from ..core.protobuf import bytes_field, double_field, floats_field, varint_field
 from ..data.tfrecord_format import frame
 
-# "kind" is "train", "eval", "checkpoint" or "end"; "step", "samples" and "seconds" say how far the
-# job was: steps done, samples trained on, seconds of work. All else is what the event has to tell.
+# "kind" is "train", "eval", "checkpoint" or "end". "step", "samples" and "seconds" are the steps,
+# samples and seconds of training so far. All other keys are values of the event.
 Event = Mapping[str, float | int | str]
 PLACE = ("kind", "step", "samples", "seconds")
 
 
 class Sink(Protocol):
-    """Something that events are written to."""
+    """An object that events are written to."""
 
     def write(self, event: Event) -> None:
-        """Takes one event."""
+        """Writes one event."""
         ...
 
     def close(self) -> None:
-        """No event will follow."""
+        """Closes the sink after the last event."""
         ...
 
 
 class WithSpeed:
-    """Gives a sink every event, those of training with `samples_per_s` since the event before.
+    """Passes events to a sink and adds `samples_per_s` since the previous event to train events.
 
-    A job that resumes counts its seconds anew: its first event has no speed. Single-owner.
+    A resumed job counts its seconds from 0, so its first event has no speed. Single-owner.
 
     >>> import tempfile
     >>> from hedgerow.train.events import JsonLines, read_events
@@ -56,7 +56,7 @@ class WithSpeed:
         self._before: Event | None = None if resumed else {"samples": 0, "seconds": 0}
 
     def write(self, event: Event) -> None:
-        """Passes one event on."""
+        """Passes on one event."""
         before, self._before = self._before, event
         speed: dict[str, float] = {}
         if before is not None and event["kind"] == "train":
@@ -75,15 +75,15 @@ class WithSpeed:
 _WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION_LOG = 1, 2, 3, 5, 7  # Event
 _VALUE = 1  # Summary
 _TAG, _SIMPLE_VALUE = 1, 2  # Summary.Value
-_STATUS, _START = 1, 1  # SessionLog, and the status of a session that begins
+_STATUS, _START = 1, 1  # SessionLog: its status field, and the value for a start
 
 
 class TensorBoard:
-    """Writes the numbers of each event as scalars `train/loss`, `eval/auc` and so on, at once.
+    """Writes the numbers of each event as scalars such as `train/loss`, without buffering.
 
-    A new file each time, in `folder`. A job that resumes gives `from_step`, the step it goes on
-    after: readers then drop what earlier files hold beyond it. A new job drops all that
-    they hold. Single-owner.
+    Each object writes a new file in `folder`. A resumed job passes `from_step`, the step that it
+    resumes after; readers then ignore later steps in older files. For a new job they ignore all
+    older files. Single-owner.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -106,12 +106,12 @@ class TensorBoard:
             self._append(0, bytes_field(_FILE_VERSION, b"brain.Event:2"))
             self._append(first_step, bytes_field(_SESSION_LOG, varint_field(_STATUS, _START)))
         except BaseException:
-            with suppress(OSError):  # it tries once more to write what found no room
+            with suppress(OSError):  # closing tries to write again on a full disk
                 self._file.close()
             raise
 
     def write(self, event: Event) -> None:
-        """Appends the event's numbers; its texts and its place among steps are no scalars."""
+        """Appends the numbers of the event, except "step", "samples" and "seconds". Skips texts."""
         values = b"".join(
             bytes_field(_VALUE, _scalar(f"{event['kind']}/{name}", value))
             for name, value in event.items()
@@ -121,7 +121,7 @@ class TensorBoard:
             self._append(int(event["step"]), bytes_field(_SUMMARY, values))
 
     def close(self) -> None:
-        """Closes the file; a second call does nothing."""
+        """Closes the file. A second call has no effect."""
         with naming(self._folder):
             self._file.close()
 
@@ -133,7 +133,7 @@ class TensorBoard:
 
 
 def _new_file(folder: Path, now_s: int) -> BinaryIO:
-    """A file whose name sorts behind those of earlier seconds and, within one, earlier files."""
+    """Creates a file whose name sorts after those of all earlier files."""
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
     while True:
@@ -144,16 +144,16 @@ def _new_file(folder: Path, now_s: int) -> BinaryIO:
 
 
 def _scalar(tag: str, value: float) -> bytes:
-    with np.errstate(over="ignore"):  # beyond float32 is infinity
+    with np.errstate(over="ignore"):  # values beyond float32 become infinity
         number = np.array([value]).astype(np.float32)
     return bytes_field(_TAG, tag.encode()) + floats_field(_SIMPLE_VALUE, number)
 
 
 class JsonLines:
-    """Writes each event as a line, at once. Numbers that are not finite become null.
+    """Writes each event as a JSON line, without buffering. Non-finite numbers become null.
 
-    A new job starts an empty file. One that resumes gives `kept`, how many events came before its
-    checkpoint: what the interrupted run wrote later, and a last line that a kill tore, are cut off
+    A new job starts with an empty file. A resumed job passes `kept`, the number of events before
+    its checkpoint. Later events of the interrupted run, and an incomplete last line, are removed
     first. Single-owner.
 
     >>> import tempfile
@@ -182,20 +182,20 @@ class JsonLines:
             raise
 
     def write(self, event: Event) -> None:
-        """Appends one line and hands it to the system."""
+        """Appends one line and flushes the file."""
         values = {name: _fit_for_json(value) for name, value in event.items()}
         with naming(self._path):
             self._file.write(json.dumps(values, allow_nan=False).encode() + b"\n")
             self._file.flush()
 
     def close(self) -> None:
-        """Closes the file; a second call does nothing."""
+        """Closes the file. A second call has no effect."""
         with naming(self._path):
             self._file.close()
 
 
 def read_events(path: str | Path) -> list[dict[str, float | int | str]]:
-    """The events of a log; null becomes NaN, a torn last line is left out.
+    """Returns the events of a log. Null becomes NaN, and an incomplete last line is ignored.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "log.jsonl")
@@ -212,25 +212,25 @@ def _fit_for_json(value: float | int | str) -> float | int | str | None:
 
 
 def _cut(file: BinaryIO, name: str, kept: int) -> None:
-    """Leaves the first `kept` events, and stands at their end."""
+    """Keeps the first `kept` events and moves to the end of the file."""
     keep = max((end for end, _ in islice(_lines(file, name), kept)), default=0)
     file.seek(keep)
     file.truncate()
     if keep:
         file.seek(keep - 1)
-        if file.read(1) != b"\n":  # a whole event whose line was not ended
+        if file.read(1) != b"\n":  # a complete event without a line end
             file.write(b"\n")
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, dict]]:
-    """Each event with the byte its line ends at."""
+    """Yields each event with the offset of the end of its line."""
     end = 0
     for number, line in enumerate(file, start=1):
         end += len(line)
         event = _event(line)
         if event is not None:
             yield end, event
-        elif file.read(1):  # not the last line, so no kill tore it
+        elif file.read(1):  # not the last line, so it is damage and not an interrupted write
             raise FileDamagedError(
                 f"{name} is damaged: line {number} is no event. Move the file away; "
                 "the job then starts a new one."
@@ -238,7 +238,7 @@ def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, dict]]:
 
 
 def _event(line: bytes) -> dict | None:
-    """The event of a line, or None: a torn one has no closing brace and parses as nothing."""
+    """Returns the event of a line, or None if the line is incomplete."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

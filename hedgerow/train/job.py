@@ -1,4 +1,4 @@
-"""A training job as its configuration file describes it: model, tables, training, checkpoints."""
+"""A training job as its configuration file describes it: data, model, training, checkpoints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DistType = Literal["continuous", "roundrobin", "hash_roundrobin"]
 
 @dataclass(frozen=True, kw_only=True)
 class TableJob:
-    """One table, `[model.tables.NAME]`; what is None comes from the model."""
+    """One table, `[model.tables.NAME]`. A value of None is taken from the model."""
 
     features: tuple[str, ...] = ()
     dim: Size | None = None
@@ -55,7 +55,7 @@ class TableJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelJob(SectionVariant):
-    """What every model has: the width of its tables, and what tables leave open."""
+    """The settings of every model: the width of its tables, and the defaults of the tables."""
 
     key: ClassVar[str] = "name"
     dim: Size = 16
@@ -69,14 +69,14 @@ class ModelJob(SectionVariant):
     may_differ: ClassVar[bool] = False  # whether tables may differ in their dim
 
     def check(self, data: DataJob, place: ConfigPlace) -> None:
-        """Every feature has one table, and every table a feature of the data."""
+        """Raises unless every feature has one table, and every table has a feature of the data."""
         known, taken = data.feature_names(), dict[str, str]()
         for name, table in self.tables.items():
             at = place.key("tables").key(name)
             check_names("feature", table.features, known, at.key("features"))
             for feature in table.features:
                 if feature in taken:
-                    at.refuse(f"feature {feature!r} is of table {taken[feature]!r} already.")
+                    at.refuse(f"feature {feature!r} belongs to table {taken[feature]!r} already.")
                 taken[feature] = name
             if table.dim not in (None, self.dim) and not self.may_differ:
                 at.key("dim").refuse(
@@ -86,7 +86,7 @@ class ModelJob(SectionVariant):
         for name, features in self.layout(data).items():
             at = place.key("tables").key(name)
             if not features:
-                at.refuse_name("no feature has this name; give the table features", name, known)
+                at.refuse_name("no feature has this name; list features of the table", name, known)
             listed = self.tables[name].features if name in self.tables else ()
             if listed and listed != features:
                 at.key("features").refuse(
@@ -95,11 +95,15 @@ class ModelJob(SectionVariant):
                 )
             try:
                 self._table(name, features, self.tables.get(name, TableJob())).resolve()
-            except ConfigError as error:  # a name, a width or rows that no table has
+            except ConfigError as error:  # an invalid name, width or number of rows
                 at.refuse(str(error))
 
     def layout(self, data: DataJob) -> dict[str, tuple[str, ...]]:
-        """Which table has which features: as listed, then one a feature, or one a shared name."""
+        """Returns the features of each table.
+
+        Listed tables come first. Each other feature has a table of its own, or one that it shares
+        by name.
+        """
         found = {name: table.features for name, table in self.tables.items()}
         listed = {feature for features in found.values() for feature in features}
         shared = data.shared()
@@ -110,12 +114,12 @@ class ModelJob(SectionVariant):
         return found
 
     def fields(self, data: DataJob) -> dict[str, str]:
-        """What strings of features that share a table are hashed with: its name."""
+        """Returns the hash field of each feature that shares a table: the name of the table."""
         layout = self.layout(data)
         return {f: name for name, features in layout.items() if len(features) > 1 for f in features}
 
     def table_list(self, data: DataJob) -> list[Table]:
-        """The tables as modules take them."""
+        """Returns the tables as modules take them."""
         return [
             self._table(name, features, self.tables.get(name, TableJob()))
             for name, features in self.layout(data).items()
@@ -137,7 +141,7 @@ class ModelJob(SectionVariant):
         )
 
     def make(self, data: DataJob, seed: int) -> nn.Module:
-        """The model, with rows that begin as `seed` says."""
+        """Returns the model. `seed` determines the first values of its rows."""
         defaults = {
             "init": self.init,
             "optimizer": self.optimizer,
@@ -171,7 +175,7 @@ class DLRMJob(ModelJob):
     top: tuple[Size, ...] = (64,)
 
     def check(self, data: DataJob, place: ConfigPlace) -> None:
-        """There are dense numbers."""
+        """Raises if the data has no dense columns."""
         super().check(data, place)
         if not data.dense_columns():
             place.key("name").refuse(
@@ -186,7 +190,7 @@ class DLRMJob(ModelJob):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTowerJob(ModelJob):
-    """`hr.models.TwoTower`; `tower_dim` is the width of the vectors that are multiplied."""
+    """`hr.models.TwoTower`. `tower_dim` is the width of the vectors that are multiplied."""
 
     word: ClassVar[str] = "two-tower"
     may_differ: ClassVar[bool] = True
@@ -195,14 +199,14 @@ class TwoTowerJob(ModelJob):
     tower_dim: Size = 32
 
     def check(self, data: DataJob, place: ConfigPlace) -> None:
-        """Each tower has a feature."""
+        """Raises unless each tower has a feature."""
         super().check(data, place)
         known, items = data.feature_names(), self.items or data.item_names()
         check_names("feature", items, known, place.key("items"))
         if not items or set(items) == set(known):
             place.key("items").refuse(
-                f"is {list(items)} of {list(known)}; name the features of what is offered, and "
-                f"leave at least one to who asks."
+                f"is {list(items)} of {list(known)}; name the features of the items, and leave at "
+                f"least one for the user."
             )
 
     def _made(self, tables: list[Table], data: DataJob, defaults: dict[str, Any]) -> nn.Module:
@@ -227,10 +231,12 @@ class DenseJob:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
-    """`[train]`: how long and how often; None for `eval_every` is once an epoch, and for `threads`
-    as many as torch takes by itself. `plan` is a file of `hedgerow plan`, or "auto". `device` is
-    where tables and weights are: "cuda" is the GPU of each process; a plan says more exactly.
-    With `memory`, as "2GiB", rows beyond it are in files in the folder `rows_in`.
+    """`[train]`: the length of the training, its logs and its devices.
+
+    With `eval_every` of None, evaluation runs once per epoch. With `threads` of None, torch
+    chooses. `plan` is a file of `hedgerow plan`, or "auto". `device` is where tables and weights
+    are; "cuda" is the GPU of each process, and a plan is more precise. With `memory`, such as
+    "2GiB", rows beyond it are kept in files in the folder `rows_in`.
     """
 
     epochs: Size = 1
@@ -246,7 +252,7 @@ class TrainJob:
     rows_in: str | None = None
 
     def located(self, folder: Path) -> TrainJob:
-        """Itself, with paths that do not depend on where the program runs."""
+        """Returns the section with absolute paths."""
         plan, rows_in = self.plan, self.rows_in
         if plan is not None and plan != "auto":
             plan = str(folder / local_path(plan))
@@ -257,7 +263,7 @@ class TrainJob:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointJob:
-    """`[checkpoint]`: None for `every_steps` is at the end alone."""
+    """`[checkpoint]`: with `every_steps` of None, only the end of the run is saved."""
 
     every_steps: Size | None = None
     keep: Size = 2
@@ -265,7 +271,7 @@ class CheckpointJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All of a job but the folder of its run.
+    """A whole job, except for the folder of its run.
 
     >>> job = job_of({"data": {"source": "clicks"}, "model": {"name": "dlrm", "dim": 8}})
     >>> job.model.dim, job.train.epochs, job_of(job.to_dict()) == job
@@ -279,19 +285,19 @@ class Job:
     checkpoint: CheckpointJob = field(default_factory=CheckpointJob)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every key with its value, fit for JSON; `job_of` takes it back."""
+        """Returns every key with its value, as a value for JSON. `job_of` reads it."""
         return plain(self)
 
     def save(self, path: Path) -> None:
-        """Writes it as JSON, whole or not at all."""
+        """Writes the job as JSON, atomically."""
         write_whole(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
 
 def read_job(path: str | PathLike[str], options: Mapping[str, Any] | None = None) -> Job:
-    """The job of a TOML file, or of the JSON that `Job.save` wrote.
+    """Reads a job from a TOML file, or from the JSON that `Job.save` wrote.
 
-    `options` are values of a command line that replace the file's: `{"--dim": 8}`. Paths in the
-    file are relative to its folder.
+    `options` are values of a command line that replace those of the file, such as `{"--dim": 8}`.
+    Paths in the file are relative to its folder.
     """
     file = local_path(path)
     values, origin = read_text(file)
@@ -303,7 +309,7 @@ def job_of(
     origin: str = "the job",
     options: Mapping[str, Any] | None = None,
 ) -> Job:
-    """The job of values as a file has them; `origin` is what errors call them.
+    """Returns the job of nested values, as a file has them. `origin` names them in errors.
 
     >>> job_of({"data": {"source": "click"}})
     Traceback (most recent call last):
@@ -313,7 +319,7 @@ movielens-100k, parquet, tfrecord, wide-clicks; did you mean 'clicks'?
     return _job(values, ConfigOrigin(origin), options or {}, Path.cwd())
 
 
-# What an option of the command line sets.
+# The key that each option of the command line sets.
 OPTIONS = {
     "--data": ("data", "source"),
     "--batch-size": ("data", "batch_size"),
@@ -337,7 +343,7 @@ def _job(
     for option, value in options.items():
         merged = _with(merged, OPTIONS[option], value)
     model = merged.get("model") if isinstance(merged, Mapping) else None
-    if isinstance(model, Mapping):  # a rate or a width alone leaves the rest as it is by default
+    if isinstance(model, Mapping):  # add defaults, so that a rate or a width can be set alone
         merged = {**merged, "model": _with_defaults(model)}
     job: Job = read_section(Job, merged, place)
     job = replace(
@@ -358,7 +364,10 @@ def _located(section: Any, root: Path, place: ConfigPlace) -> Any:
 
 
 def _with(values: Any, path: tuple[str, ...], value: object) -> Any:
-    """A copy with one key set; what is no table is left for the reader to refuse."""
+    """Returns a copy with one key set.
+
+    Values that are not tables are left for `read_section` to refuse.
+    """
     if not isinstance(values, Mapping):
         return values
     if len(path) == 1:
@@ -367,7 +376,7 @@ def _with(values: Any, path: tuple[str, ...], value: object) -> Any:
 
 
 def _with_defaults(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections that may leave out their name: the model is DeepFM, the optimizer Adagrad."""
+    """Adds the default names of sections: the model is DeepFM, the optimizer Adagrad."""
     filled = {"name": DeepFMJob.word, **model}
     optimizer = filled.get("optimizer")
     if isinstance(optimizer, Mapping):

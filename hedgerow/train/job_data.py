@@ -1,4 +1,4 @@
-"""The section [data] of a job: where samples come from, for every source."""
+"""The section [data] of a job: the sources of samples."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..data.table_stream import TableStream
 from ..data.tfrecord_files import tfrecord
 from .config_file import ConfigPlace, NonNegativeInt, SectionVariant, Size
 
-_EPOCH_SAMPLES = 2_000_000  # of synthetic clicks, unless steps are given
-_TEST_SHARE = 20  # one test step for so many steps of synthetic clicks
-_BEST_SAMPLES = 100_000  # the best AUC is known to about 0.001 then
+_EPOCH_SAMPLES = 2_000_000  # of synthetic clicks, if `steps` is not given
+_TEST_SHARE = 20  # training steps per test step of synthetic clicks
+_BEST_SAMPLES = 100_000  # gives the best AUC to about 0.001
 _WINDOW_ROWS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataJob(SectionVariant):
-    """What every source has: the size of a batch, and the seed of its order."""
+    """The settings of every source: the batch size, and the seed of the order."""
 
     key: ClassVar[str] = "source"
     is_files: ClassVar[bool] = False
@@ -35,67 +35,70 @@ class DataJob(SectionVariant):
     seed: NonNegativeInt = 0
 
     def feature_names(self) -> tuple[str, ...]:
-        """The features of its batches."""
+        """Returns the features of a batch."""
         raise NotImplementedError
 
     def dense_columns(self) -> int:
-        """Numbers of a sample."""
+        """Returns the number of dense columns."""
         return 0
 
     def shared(self) -> Mapping[str, str]:
-        """Features that share rows, and the name of the table they share."""
+        """Returns the features that share rows, each with the name of the shared table."""
         return {}
 
     def item_names(self) -> tuple[str, ...]:
-        """The features of what is offered, where the source knows them."""
+        """Returns the features that describe the item, if the source knows them."""
         return ()
 
     def located(self, folder: Path) -> DataJob:
-        """Itself, with paths that do not depend on where the program runs."""
+        """Returns the section with absolute paths."""
         return self
 
     def check(self, place: ConfigPlace) -> None:
-        """Refuses what cannot be read, before anything is opened."""
+        """Raises `ConfigError` for invalid settings. It opens no data."""
 
     def hashed(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """Of every feature that may hold strings, what these are hashed with: `hr.id64`."""
+        """Returns the hash field (see `hr.id64`) of every feature that may hold strings."""
         return {}
 
     def train(self, fields: Mapping[str, str]) -> BatchSource:
-        """The samples to learn from; `fields` says what strings of features are hashed with."""
+        """Opens the training samples. `fields` holds the hash field of features with strings."""
         raise NotImplementedError
 
     def test(self, fields: Mapping[str, str]) -> BatchSource | None:
-        """The samples to test on, if there are any."""
+        """Opens the test samples, if there are any."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class MovieLensData(DataJob):
-    """MovieLens-100K; the test is the last 20 % of each user's ratings in time."""
+    """MovieLens-100K. The test samples are the latest 20 % of each user's ratings."""
 
     word: ClassVar[str] = "movielens-100k"
     features: tuple[str, ...] = FEATURES
     cache: str | None = None
 
     def feature_names(self) -> tuple[str, ...]:
-        """Fields of user and movie."""
+        """Returns the chosen fields of user and movie."""
         return self.features
 
     def hashed(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """Each with its own name."""
+        """Returns every feature with its own name as hash field."""
         return {name: name for name in self.features}
 
     def item_names(self) -> tuple[str, ...]:
-        """Those of the movie."""
+        """Returns the fields of the movie."""
         return tuple(name for name in self.features if name in ("item", *ITEM_FIELDS))
 
     def located(self, folder: Path) -> DataJob:
-        """With a cache that has a full path."""
+        """Returns the section with an absolute path of the cache."""
         return self if self.cache is None else replace(self, cache=_full(folder, self.cache))
 
     def check(self, place: ConfigPlace) -> None:
-        """Only fields; the rating would tell the label."""
+        """Raises if a feature is unknown or repeated.
+
+        The rating is not allowed: it implies the label.
+        """
         check_names("feature", self.features, FEATURES, place.key("features"))
         if not self.features or len(set(self.features)) != len(self.features):
             place.key("features").refuse(
@@ -103,11 +106,11 @@ class MovieLensData(DataJob):
             )
 
     def train(self, fields: Mapping[str, str]) -> BatchSource:
-        """All but the last ratings, shuffled."""
+        """Opens the training ratings, shuffled."""
         return self._split("train", self.seed)
 
     def test(self, fields: Mapping[str, str]) -> BatchSource:
-        """The last ratings."""
+        """Opens the test ratings."""
         return self._split("test", 0)
 
     def _split(self, split: str, seed: int) -> BatchSource:
@@ -117,21 +120,21 @@ class MovieLensData(DataJob):
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticData(DataJob):
-    """Samples of a known truth: an epoch of `steps` batches, and others to test on."""
+    """Samples of a known truth. Training and test samples differ."""
 
     steps: Size | None = None
     test_steps: Size | None = None
 
     def dense_columns(self) -> int:
-        """As the truth has them."""
+        """Returns the number of dense columns."""
         return DENSE_COLUMNS
 
     def train(self, fields: Mapping[str, str]) -> SyntheticClicks:
-        """Two million samples, unless it says otherwise."""
+        """Opens the training samples: two million if `steps` is None."""
         return self._made(self.steps or max(1, _EPOCH_SAMPLES // self.batch_size))
 
     def test(self, fields: Mapping[str, str]) -> SyntheticClicks:
-        """Other samples of the same truth."""
+        """Opens other samples of the same truth."""
         train = self.train(fields)
         steps = self.test_steps or max(1, len(train) // _TEST_SHARE)
         return train.held_out(self.batch_size, steps)
@@ -142,7 +145,7 @@ class SyntheticData(DataJob):
 
 @dataclass(frozen=True, kw_only=True)
 class ClicksData(SyntheticData):
-    """Users who see an item and have a history of others."""
+    """Clicks of users on items. Each sample has a history of other items."""
 
     word: ClassVar[str] = "clicks"
     users: Size = 500
@@ -150,15 +153,15 @@ class ClicksData(SyntheticData):
     history: Size = 8
 
     def feature_names(self) -> tuple[str, ...]:
-        """Three."""
+        """Returns the three features."""
         return ("user", "item", "history")
 
     def item_names(self) -> tuple[str, ...]:
-        """What is offered; the history is the user's."""
+        """Returns the item. The history belongs to the user."""
         return ("item",)
 
     def shared(self) -> Mapping[str, str]:
-        """A history is of items."""
+        """Returns the history, which shares the rows of the items."""
         return {"history": "item"}
 
     def _made(self, steps: int) -> SyntheticClicks:
@@ -168,14 +171,14 @@ class ClicksData(SyntheticData):
 
 @dataclass(frozen=True, kw_only=True)
 class WideClicksData(SyntheticData):
-    """Many features whose ids repeat as they do in production."""
+    """Many features, whose ids repeat as in production."""
 
     word: ClassVar[str] = "wide-clicks"
     features: Size = 26
     rows: Size = 1_000_000
 
     def feature_names(self) -> tuple[str, ...]:
-        """Numbered."""
+        """Returns f0, f1 and so on."""
         return tuple(f"f{i}" for i in range(self.features))
 
     def _made(self, steps: int) -> SyntheticClicks:
@@ -185,7 +188,7 @@ class WideClicksData(SyntheticData):
 
 @dataclass(frozen=True, kw_only=True)
 class FileData(DataJob):
-    """Files to learn from and files to test on: paths or patterns such as "day-*.parquet"."""
+    """Training files and test files: paths or patterns such as "day-*.parquet"."""
 
     is_files: ClassVar[bool] = True
     files: tuple[str, ...]
@@ -193,22 +196,22 @@ class FileData(DataJob):
     window_rows: NonNegativeInt = _WINDOW_ROWS
 
     def located(self, folder: Path) -> FileData:
-        """With full paths."""
+        """Returns the section with absolute paths."""
         files = tuple(_full(folder, file) for file in self.files)
         return replace(
             self, files=files, test_files=tuple(_full(folder, f) for f in self.test_files)
         )
 
     def unlabelled(self) -> FileData:
-        """The same without labels, to predict."""
+        """Returns the section without labels, for prediction."""
         return self
 
     def train(self, fields: Mapping[str, str]) -> TableStream:
-        """Shuffled among `window_rows` neighbours."""
+        """Opens the training files. Rows are shuffled within windows of `window_rows`."""
         return self._opened(self.files, self.window_rows, fields)
 
     def test(self, fields: Mapping[str, str]) -> TableStream | None:
-        """In the order of the files."""
+        """Opens the test files in their order."""
         return self._opened(self.test_files, 0, fields) if self.test_files else None
 
     def _opened(
@@ -223,9 +226,10 @@ class FileData(DataJob):
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnData(FileData):
-    """Files whose columns have names; `fields` says what strings are hashed with.
+    """Files with named columns. `fields` holds the hash fields of features with strings.
 
-    `fill` takes the place of nulls in dense columns and weights, `keys` go with predictions.
+    `fill` holds the values that replace nulls in dense columns and weights. `keys` are columns that
+    are written with predictions.
     """
 
     features: tuple[str, ...]
@@ -237,37 +241,37 @@ class ColumnData(FileData):
     keys: tuple[str, ...] = ()
 
     def feature_names(self) -> tuple[str, ...]:
-        """As listed."""
+        """Returns the listed features."""
         return self.features
 
     def dense_columns(self) -> int:
-        """As listed."""
+        """Returns the number of listed dense columns."""
         return len(self.dense)
 
     def shared(self) -> Mapping[str, str]:
-        """Features of one field share its rows."""
+        """Returns the features with a shared field."""
         return self.fields
 
     def hashed(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """With the name of the column, or the field that it shares."""
+        """Returns the hash field of each feature: its own name, or the field that it shares."""
         given = self._all_fields(fields)
         return {name: given.get(name, name) for name in self.features}
 
     def test_with_keys(
         self, fields: Mapping[str, str], keys: Sequence[str] = ()
     ) -> TableStream | None:
-        """The test with columns that say which sample each is: `keys`, or else the job's."""
+        """Opens the test files with the key columns `keys`; if empty, with those of the job."""
         if not self.test_files:
             return None
         return self._opened(self.test_files, 0, fields, tuple(keys) or self.keys)
 
     def unlabelled(self) -> FileData:
-        """Neither label nor weight."""
+        """Returns the section without label and weight."""
         fill = {name: value for name, value in self.fill.items() if name != self.weight}
         return replace(self, label=None, weight=None, fill=fill)
 
     def check(self, place: ConfigPlace) -> None:
-        """Features exist and every column has one use."""
+        """Raises unless all features are known and every column has one use."""
         if not self.features:
             place.key("features").refuse("is empty; name at least one column.")
         check_names("feature", self.fields, self.features, place.key("fields"))
@@ -298,7 +302,7 @@ class ColumnData(FileData):
         return {**self._untouched(fields), **self.fields}
 
     def _untouched(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """Fields of tables without a feature of which `self.fields` says something."""
+        """Returns the fields of tables that have no feature in `self.fields`."""
         touched = {fields[feature] for feature in self.fields if feature in fields}
         return {feature: name for feature, name in fields.items() if name not in touched}
 
@@ -337,20 +341,20 @@ class TfrecordData(ColumnData):
 
 @dataclass(frozen=True, kw_only=True)
 class CriteoData(FileData):
-    """Text of a label, 13 numbers and 26 strings a line."""
+    """Text lines with a label, 13 numbers and 26 strings."""
 
     word: ClassVar[str] = "criteo"
 
     def feature_names(self) -> tuple[str, ...]:
-        """C1 to C26."""
+        """Returns C1 to C26."""
         return STRINGS
 
     def hashed(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """Each with its own name."""
+        """Returns every feature with its own name as hash field."""
         return {name: name for name in STRINGS}
 
     def dense_columns(self) -> int:
-        """I1 to I13."""
+        """Returns the number of columns I1 to I13."""
         return len(NUMBERS)
 
     def _opened(
@@ -358,7 +362,7 @@ class CriteoData(FileData):
         files: Sequence[str],
         window_rows: int,
         fields: Mapping[str, str],
-        keys: tuple[str, ...] = (),  # text has no columns but those that are learned from
+        keys: tuple[str, ...] = (),  # unused: the text has no further columns
     ) -> TableStream:
         return criteo(_listed(files), self.batch_size, window_rows=window_rows, seed=self.seed)
 
@@ -370,14 +374,14 @@ def _full(folder: Path, file: str) -> str:
 def check_names(
     what: str, names: Mapping[str, Any] | Sequence[str], known: Sequence[str], place: ConfigPlace
 ) -> None:
-    """Every name is known."""
+    """Raises `ConfigError` if a name is unknown."""
     for name in names:
         if name not in known:
             place.refuse_name(f"unknown {what} {name!r}", name, known)
 
 
 def batches_of(source: BatchSource, batch_size: int) -> int | None:
-    """Batches of an epoch, where that is known without reading them."""
+    """Returns the number of batches of an epoch, or None if only reading them would tell."""
     if isinstance(source, SyntheticClicks):
         return len(source)
     rows = source.rows if isinstance(source, TableStream) else None
@@ -385,16 +389,16 @@ def batches_of(source: BatchSource, batch_size: int) -> int | None:
 
 
 def best_auc(source: BatchSource) -> float | None:
-    """What nobody can beat in the mean, where the truth is known."""
+    """Returns the expected AUC of the best possible model, if the truth is known."""
     return source.best(_BEST_SAMPLES).auc if isinstance(source, SyntheticClicks) else None
 
 
 def _listed(patterns: Sequence[str]) -> list[str]:
-    """Files of all patterns, those of one pattern in the order of their names."""
+    """Returns the files of all patterns; the files of one pattern are sorted by name."""
     found: list[str] = []
     for pattern in patterns:
         here = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
         if not here:
-            raise FileMissingError(f"no file fits {pattern}; check the pattern.")
+            raise FileMissingError(f"no file matches {pattern}; check the pattern.")
         found += here
     return found

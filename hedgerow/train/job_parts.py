@@ -1,7 +1,7 @@
 """Builds the model, optimizer and data of a job, and chooses its number of threads.
 
-Small steps are many times slower with all threads of a large machine than with one, because
-starting threads costs more than their work.
+With all threads of a large machine, small steps are many times slower than with one thread, because
+starting the threads takes longer than their work.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .run_ranks import RunRanks
 
 _log = logging.getLogger(__name__)
 _ROUNDS = 3
-_GAIN = 1.5  # what fewer threads must gain to be taken: equal jobs should choose alike
+_GAIN = 1.5  # required speed-up of fewer threads, so that equal jobs choose the same number
 
 
 def choose(default: int, measure: Callable[[int], float]) -> int:
-    """`default`, or the fastest of fewer threads if a step then takes two thirds of the time.
+    """Returns `default`, or a smaller number of threads that is at least 1.5 times as fast.
 
-    `measure` gives the seconds of a step with a number of threads. Counts take turns, and the
-    fastest round of each counts, so that other work on the machine disturbs little.
+    `measure` returns the seconds of a step with a number of threads. The counts are measured in
+    turns, and the fastest round of each counts, to reduce the effect of other work on the machine.
 
     >>> choose(16, lambda threads: {1: 0.002, 4: 0.003, 16: 0.02}[threads])
     1
@@ -69,10 +69,10 @@ def choose(default: int, measure: Callable[[int], float]) -> int:
 
 
 def threads_for(job: Job, model: nn.Module) -> int:
-    """The number of threads for a job whose model, on the CPU, is not distributed yet.
+    """Returns the number of threads for a job. `model` is on the CPU and not distributed yet.
 
-    The model is called and its dense weights differentiated, with made-up samples. No row is
-    born and no weight, state or random number changes.
+    The function runs steps with made-up samples. It inserts no row, and changes no weight, state or
+    random number.
 
     >>> from hedgerow.train.job import job_of
     >>> from hedgerow.train.job_parts import build_model
@@ -93,7 +93,7 @@ def threads_for(job: Job, model: nn.Module) -> int:
 
     def measure(threads: int) -> float:
         torch.set_num_threads(threads)
-        step()  # threads that start now are not timed
+        step()  # warm up: starting threads is not measured
         began_s = time.perf_counter()
         step()
         return time.perf_counter() - began_s
@@ -114,7 +114,7 @@ _OPTIMIZERS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobParts:
-    """What a job is built of; None where it is not known, or not there."""
+    """The parts of a job. A value of None is unknown or absent."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -122,14 +122,14 @@ class JobParts:
     test: BatchSource | None
     total_steps: int | None
     best_auc: float | None
-    threads: int  # of torch
+    threads: int  # torch's number of threads
 
 
 def build(job: Job, *, measure_threads: bool = False) -> JobParts:
-    """Opens the data and makes the model, over all ranks of the job; equal jobs start equal.
+    """Opens the data and makes the model, over all ranks of the job.
 
-    With `measure_threads`, a job on the CPU that does not say its `threads` takes those that are
-    fast; all ranks take those of the first.
+    Equal jobs start with equal weights. With `measure_threads`, a job on the CPU without `threads`
+    chooses a fast number of threads, and all ranks use that of the first.
 
     >>> from hedgerow.train.job import job_of
     >>> job = job_of({"data": {"source": "clicks", "steps": 40}, "train": {"epochs": 2}})
@@ -169,13 +169,13 @@ def _keep_on_disk(model: nn.Module, how: TrainJob) -> None:
 
 
 def schedule(job: Job) -> LoopSchedule:
-    """How long the job is, and how often it speaks."""
+    """Returns the schedule of the job."""
     how = job.train
     return LoopSchedule(how.epochs, how.steps, how.log_every, how.eval_every, how.early_stop)
 
 
 def build_model(job: Job) -> nn.Module:
-    """The model alone, for a checkpoint to fill."""
+    """Returns the model of the job, for example to load a checkpoint into it."""
     torch.manual_seed(job.train.seed)
     return job.model.make(job.data, job.train.seed)
 

@@ -1,4 +1,4 @@
-"""The sharding plan of a job: its tables over ranks, and what every rank holds whole."""
+"""The sharding plan of a job: its tables over ranks, and the dense weights on every rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _LEFT = {"table", "dist_type", "ranks", "owner of an id", "rule"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobShardingPlan:
-    """Tables are spread, dense weights stand on every rank; `dense` is their shapes by name."""
+    """Tables are sharded over the ranks, and every rank has all dense weights.
+
+    `dense` holds the shapes of the dense weights by name.
+    """
 
     ranks: int
     tables: tuple[TablePlan, ...]
@@ -30,11 +33,11 @@ class JobShardingPlan:
 
     @property
     def dense_parameters(self) -> int:
-        """Numbers that every rank has."""
+        """The number of dense parameters on every rank."""
         return sum(math.prod(shape) for shape in self.dense.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns the plan as a value for JSON."""
         return {
             "ranks": self.ranks,
             "tables": [table.to_dict() for table in self.tables],
@@ -44,7 +47,7 @@ class JobShardingPlan:
         }
 
     def text(self) -> str:
-        """A line a table, and what stays dense."""
+        """Returns the plan as text, with one line per table."""
         lines = _aligned([_HEAD, *(_cells(table) for table in self.tables)])
         over = f"{self.ranks} rank" + ("s" if self.ranks > 1 else "")
         head = f"{len(self.tables)} tables over {over}, each by its own dist_type; ids are unsigned"
@@ -58,7 +61,7 @@ class JobShardingPlan:
 
 
 def job_plan(job: Job, ranks: int) -> JobShardingPlan:
-    """The plan of a job; it opens no data and makes room for no rows.
+    """Returns the plan of a job. It opens no data and allocates no rows.
 
     >>> from hedgerow.train.job import job_of
     >>> plan = job_plan(job_of({"data": {"source": "clicks"}}), 2)
@@ -75,7 +78,7 @@ def job_plan(job: Job, ranks: int) -> JobShardingPlan:
 
 
 def job_tables(job: Job) -> list[Table]:
-    """The tables of a job as its model has them; no room is made for rows.
+    """Returns the tables of a job as its model has them. It allocates no rows.
 
     >>> from hedgerow.train.job import job_of
     >>> [(table.name, table.dim) for table in job_tables(job_of({"data": {"source": "clicks"}}))]
@@ -85,7 +88,10 @@ def job_tables(job: Job) -> list[Table]:
 
 
 def _as_said(model: nn.Module, job: Job) -> list[Table]:
-    """Some models give rows more columns than the user asked for; the rest is as the job says."""
+    """Returns the tables of a model with the `dist_type` and `rows` of the job.
+
+    Some models add columns to the rows, so the dims are those of the model.
+    """
     said = {table.name: table for table in job.model.table_list(job.data)}
     return [
         replace(table, dist_type=said[table.name].dist_type, rows=said[table.name].rows)
@@ -95,7 +101,7 @@ def _as_said(model: nn.Module, job: Job) -> list[Table]:
 
 
 def _roomless(job: Job) -> Job:
-    """The same model over tables that make no room for their rows."""
+    """Returns a job with the same model, whose tables allocate no rows."""
     tables = {name: _small(table) for name, table in job.model.tables.items()}
     return replace(job, model=replace(job.model, tables=tables, dist_type="hash_roundrobin"))
 

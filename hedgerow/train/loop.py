@@ -27,7 +27,7 @@ from .run_ranks import RunRanks
 
 
 class RunHook(Protocol):
-    """Called by the training loop on every rank, in the same order.
+    """A hook that the training loop calls on every rank, in the same order.
 
     >>> class Counts:
     ...     steps = 0
@@ -44,11 +44,14 @@ class RunHook(Protocol):
     """
 
     def on_start(self, model: nn.Module, optimizer: Any, step: int) -> None:
-        """Before the first step of `Trainer.run`; `step` steps were taken before."""
+        """Called before the first step of `Trainer.run`.
+
+        `step` is the number of steps taken before.
+        """
         ...
 
     def after_step(self, step: int, samples: int) -> object:
-        """After each step; `step` and `samples` count over the whole training.
+        """Called after each step. `step` and `samples` count over the whole training.
 
         The training loop ignores the result.
         """
@@ -57,7 +60,7 @@ class RunHook(Protocol):
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """Counts of the loop, and the best evaluation so far.
+    """The counters of the loop, and the best evaluation so far.
 
     >>> one, two = TrainingProgress(step=3, best_loss=0.5), TrainingProgress()
     >>> two.load_state_dict(one.state_dict())
@@ -71,17 +74,17 @@ class TrainingProgress:
     evaluated_at: int = -1  # the step of the last evaluation
     best_loss: float | None = None
     worse: int = 0  # evaluations since the best one
-    events: int = 0  # that sinks were given
+    events: int = 0  # events written to the sinks
 
     def state_dict(self) -> dict[str, Any]:
-        """Its fields."""
+        """Returns the fields."""
         return asdict(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
+        """Restores the result of `state_dict`."""
         names = {field.name for field in fields(self)}
         if set(state_dict) != names:
-            raise CheckpointError(f"{state_dict!r} is no progress of a run; it must have {names}.")
+            raise CheckpointError(f"{state_dict!r} is not a progress; it must have {names}.")
         for name, value in state_dict.items():
             of_loss = name == "best_loss"
             if not (type(value) is int or (of_loss and (value is None or type(value) is float))):
@@ -91,7 +94,7 @@ class TrainingProgress:
             setattr(self, name, value)
 
     def note(self, loss: float) -> bool:
-        """An evaluation; whether it is the best so far."""
+        """Records the loss of an evaluation and returns whether it is the best so far."""
         self.evaluated_at = self.step
         better = loss == loss and (self.best_loss is None or loss < self.best_loss)
         self.best_loss = loss if better else self.best_loss
@@ -100,14 +103,14 @@ class TrainingProgress:
 
 
 class RandomState:
-    """The generator that dropout and the like draw from."""
+    """The state of torch's default generator, which dropout and other modules draw from."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state."""
+        """Returns the state of the generator."""
         return {"torch": torch.get_rng_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
+        """Restores the result of `state_dict`."""
         torch.set_rng_state(state_dict["torch"])
 
 
@@ -115,9 +118,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignal:
-    """Within its `with` block the first signal only sets `wanted`; a second acts as it always does.
+    """Catches the first SIGINT or SIGTERM in its `with` block and sets `wanted`.
 
-    Outside the main thread, where no signal can be caught, it does nothing.
+    A second signal has its usual effect. Outside the main thread, where Python catches no signals,
+    it does nothing.
 
     >>> with StopSignal() as stop:
     ...     stop.wanted
@@ -153,11 +157,11 @@ class StopSignal:
 
 @dataclass(frozen=True, slots=True)
 class LoopSchedule:
-    """How long a run is, and how often it speaks.
+    """The length of a run, and how often it logs and evaluates.
 
-    `steps` is a limit over all epochs. An evaluation comes every `eval_every` steps, and at the end
-    of every epoch. `early_stop` is the number of evaluations in a row without a lower test loss
-    that ends the run; 0 is never.
+    `steps` limits the steps over all epochs. An evaluation runs every `eval_every` steps and at the
+    end of every epoch. The run ends after `early_stop` evaluations in a row without a lower test
+    loss; 0 disables this.
     """
 
     epochs: int = 1
@@ -175,18 +179,18 @@ class LoopSchedule:
                 checks.whole("Schedule", name, getattr(self, name), least=1)
 
     def check_test(self, there: bool) -> None:
-        """What looks at test data needs some: a wish that nothing fulfils is an error."""
+        """Raises `ConfigError` if a setting needs test data and there is none."""
         for name in ("early_stop", "eval_every"):
             if getattr(self, name) and not there:
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)}, and there is no test data to look at; give "
+                    f"{name} is {getattr(self, name)}, and there is no test data; give "
                     f"some, or leave {name} out."
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: `why` is "done", "step limit", "early stop" or "interrupted"."""
+    """The result of a run. `why` is "done", "step limit", "early stop" or "interrupted"."""
 
     why: str
     step: int
@@ -199,12 +203,13 @@ class Outcome:
 class Trainer:
     """Trains a model on a source. Single-owner.
 
-    A run that was stopped, by whatever, goes on from its newest checkpoint with `resume`, and ends
-    with the same bits as one that was not: rows, weights, states and metrics.
+    After any interruption, `resume` continues the run from its newest checkpoint. The run then ends
+    with the same bits as a run without interruption: rows, weights, states and metrics.
 
-    Of a distributed model (`hr.distribute`) every rank makes one with the same source, and takes
-    its share of every batch; sinks are written to on rank 0, and all ranks end together. `hooks`
-    (`hedgerow.train.loop.RunHook`) are called on every rank, before the first step and after each.
+    For a distributed model (`hr.distribute`), every rank creates a trainer with the same source and
+    takes its share of every batch. Sinks are written on rank 0, and all ranks end together. `hooks`
+    (`hedgerow.train.loop.RunHook`) are called on every rank, before the first step and after each
+    step.
 
     >>> import hedgerow as hr
     >>> model = hr.models.DeepFM([hr.Table("user", 4), hr.Table("item", 4)], dense=4)
@@ -244,7 +249,7 @@ class Trainer:
         self._began_s = time.perf_counter()
 
     def resume(self) -> bool:
-        """Goes to the newest checkpoint; False where there is none."""
+        """Loads the newest checkpoint. Returns False if there is none."""
         if self.checkpoints is None:
             raise StateError("resume of a trainer without checkpoints; give it some.")
         if not self._ranks.first(self.checkpoints.any()):
@@ -255,7 +260,10 @@ class Trainer:
         return True
 
     def run(self) -> Outcome:
-        """Trains to the end of the schedule; Ctrl-C or SIGTERM saves and ends it early."""
+        """Trains to the end of the schedule.
+
+        Ctrl-C or SIGTERM saves a checkpoint and ends it early.
+        """
         self.model.train()
         self._began_s = time.perf_counter()
         if self._goes_on:
@@ -268,12 +276,12 @@ class Trainer:
         if not self._is_saved():
             self._save()
         found = self._measured()
-        # Right after a line of the log there is nothing that it has not told.
+        # The metrics are empty if the last step was logged.
         self._write("end", {"why": why, **(found if found["samples"] else {})})
         return Outcome(why, at.step, at.epoch, at.samples, self._tested, self._saved)
 
     def _epochs(self, stop: StopSignal) -> str:
-        """Why the run ends."""
+        """Trains all epochs and returns why the run ends."""
         while True:
             why = self._why_over()
             if why is None and self.progress.epoch >= self.schedule.epochs:
@@ -283,7 +291,10 @@ class Trainer:
                 return why
 
     def _epoch(self, stop: StopSignal) -> str | None:
-        """The rest of an epoch; why the run ends in it, if it does."""
+        """Trains the remaining batches of an epoch.
+
+        Returns why the run ends, or None if it goes on.
+        """
         every, at = self.schedule.eval_every, self.progress
         for batch in self.train:
             self._step(batch)
@@ -296,7 +307,7 @@ class Trainer:
             why = "interrupted" if self._ranks.any(stop.wanted) else self._why_over()
             if why is not None:
                 return why
-        at.epoch += 1  # before the save of an evaluation: the source is at its start again
+        at.epoch += 1  # before an evaluation saves: the source is at its start again
         if at.evaluated_at != at.step:
             self._evaluate()
         return "interrupted" if self._ranks.any(stop.wanted) else None
@@ -312,7 +323,7 @@ class Trainer:
     def _step(self, batch: Batch) -> None:
         share = self._ranks.share(batch).to(self._device, non_blocking=True)
         logits = self.model(share.dense, share.ids)
-        self._late.update(logits, share.labels, share.weights)  # refuses what is not finite
+        self._late.update(logits, share.labels, share.weights)  # raises for non-finite values
         loss = self._ranks.loss(logits, share, share if self._ranks.count == 1 else batch)
         self.optimizer.zero_grad()
         loss.backward()  # rows update here
@@ -327,7 +338,7 @@ class Trainer:
         self._metrics.reset()
 
     def _measured(self) -> dict[str, float]:
-        """Since the last line of the log, on all ranks."""
+        """Returns the metrics since the last line of the log, on all ranks."""
         self._late.settle()
         return self._ranks.metrics(self._metrics).result()
 
@@ -355,7 +366,10 @@ class Trainer:
         self._tell_saved()
 
     def _tell_saved(self) -> None:
-        """Not among the events that are saved: a kill may come before it, so who goes on tells."""
+        """Writes the checkpoint event.
+
+        A resumed run writes it again, because a kill may have come first.
+        """
         self._goes_on = False
         self._write("checkpoint", {"path": str(self._saved)})
 
@@ -363,7 +377,7 @@ class Trainer:
         return self._saved is not None and self._saved.name == step_name(self.progress.step)
 
     def _is_save_due(self) -> bool:
-        """Once a step: the best test may have saved it already."""
+        """Whether to save after this step. A best evaluation may have saved it already."""
         due = self.checkpoints is not None and self.checkpoints.due(self.progress.step)
         return due and not self._is_saved()
 
@@ -376,7 +390,7 @@ class Trainer:
         }
 
     def _rows(self) -> int:
-        """Of all ranks, or of all servers, whom the first worker asks."""
+        """Returns the rows of all ranks, or of all servers, which only the first worker asks."""
         on_servers = any(one.servers is not None for one in self._collections)
         counted = self._collections if self._ranks.is_first or not on_servers else ()
         return self._ranks.total(sum(sum(one.row_counts().values()) for one in counted))
@@ -392,7 +406,7 @@ class Trainer:
             "rows": self._rows(),
         }
         at.events += 1
-        # The batch counts of metrics are not the run's.
+        # "samples" of the metrics counts since the last log line, and the event has the total.
         more = {name: value for name, value in values.items() if name != "samples"}
         for sink in self.sinks if self._ranks.is_first else ():
             sink.write({**event, **more})

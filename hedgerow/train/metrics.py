@@ -13,8 +13,8 @@ from ..core import checks
 from ..core.errors import InputError, NotFiniteError
 from ..core.shapes import Float, Int32
 
-# Buckets of logits: 2**12 to an octave of |logit| from 2**-20 up to 2**12. Cutting the bits of a
-# float32 does that without rounding, so a logit has the same bucket on every machine.
+# Logits have 2**12 buckets per octave of |logit|, from 2**-20 up to 2**12. The bucket is a prefix
+# of the bits of a float32, without rounding, so it is the same on every machine.
 _MANTISSA_BITS, _KEPT_BITS = 23, 12
 _LOWEST_EXPONENT, _OCTAVES = 127 - 20, 32
 _HALF = _OCTAVES << _KEPT_BITS
@@ -24,16 +24,17 @@ BUCKETS = 2 * _HALF + 1
 class BinaryMetrics:
     """Metrics of all samples since the start, in fixed memory (4 MiB). Not thread-safe.
 
-    Labels lie in 0..1; one between counts as that much of a positive. Everything is summed in
-    float64 on the host, so a call with tensors of a device waits for it.
+    Labels are in 0..1; a value in between counts as that fraction of a positive sample. All sums
+    are float64 on the host, so an update with tensors on a device waits for the device.
 
-    AUC is the exact one of logits rounded to buckets: 4,096 to each doubling of the logit's size
-    (a width of 1/4096 of the logit or less), one for all below 1e-6, one at each end beyond
-    4,096. A positive and a negative in one bucket count half, as a tie does. So it is off by at
-    most half the share of (positive, negative) pairs in one bucket with unequal logits. For
-    normal logits of deviation 1 that is 3e-5 around 0 and 1e-4 around -4; the error itself is far
-    smaller (below 1e-6 there), since most of it cancels inside a bucket. A constant predictor
-    gives exactly 0.5. Only logits that all lie within a thousandth of their size blur.
+    AUC is exact for logits that are rounded to buckets. Each doubling of |logit| has 4,096 buckets,
+    so a bucket is at most 1/4096 of the logit wide. All |logit| below 1e-6 share one bucket, and
+    each end beyond 4,096 has one. A positive and a negative in one bucket count half, as a tie
+    does. The error is at most half the share of (positive, negative) pairs that are in one bucket
+    with unequal logits. For normal logits of deviation 1 this bound is 3e-5 around a mean of 0 and
+    1e-4 around -4. The actual error is far smaller (below 1e-6 there), because most of it cancels
+    inside a bucket. A constant predictor gives exactly 0.5. Only if all logits are within a
+    thousandth of their size is the AUC imprecise.
 
     >>> metrics = BinaryMetrics()
     >>> metrics.update(torch.tensor([2.0, -1.0, 0.5, -3.0]), torch.tensor([1, 0, 0, 1]))
@@ -48,7 +49,7 @@ class BinaryMetrics:
         self._samples = torch.zeros(1, dtype=torch.int64)
 
     def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Adds a batch of any shape. Bad values are refused before anything has changed."""
+        """Adds a batch of any shape. Raises for invalid values before anything changes."""
         logit = _values("logits", logits, logits, -checks.LARGEST, checks.LARGEST)
         positive = _values("labels", labels, logits, 0, 1)
         weight = None
@@ -69,10 +70,10 @@ class BinaryMetrics:
         self._samples += logit.numel()
 
     def result(self) -> dict[str, float]:
-        """The metrics of all samples so far; NaN where one is not defined.
+        """Returns the metrics of all samples so far; NaN if a metric is not defined.
 
-        `ne` is the log loss over the loss of always predicting the mean label, `calibration` the
-        mean prediction over the mean label.
+        `ne` is the log loss divided by the log loss of always predicting the mean label.
+        `calibration` is the mean prediction divided by the mean label.
         """
         loss, predicted, positives, negatives = self._sums.tolist()
         total = positives + negatives
@@ -94,22 +95,22 @@ class BinaryMetrics:
         return float(positives.dot(below - negatives / 2) / pairs)
 
     def reset(self) -> None:
-        """Forgets all samples."""
+        """Removes all samples."""
         for tensor in self._state().values():
             tensor.zero_()
 
     def merge(self, other: BinaryMetrics) -> None:
-        """Adds what `other` has seen, as if its batches had come here."""
+        """Adds the samples of `other`."""
         theirs = other._state()
         for name, tensor in self._state().items():
             tensor += theirs[name]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the sums: float64 and int64 tensors of fixed shapes."""
+        """Returns copies of the sums: float64 and int64 tensors of fixed shapes."""
         return {name: tensor.clone() for name, tensor in self._state().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continues from what `state_dict` gave, bit for bit."""
+        """Restores the result of `state_dict`, bit for bit."""
         own = self._state()
         if set(state) != set(own):
             raise InputError(
@@ -132,7 +133,7 @@ class BinaryMetrics:
 def _values(
     name: str, given: Tensor, like: Tensor, least: float, most: float
 ) -> Float[Tensor, "n"]:
-    """`given` as float64 on the host, with `like`'s shape and inside the bounds."""
+    """Returns `given` as float64 on the host. Raises for a wrong shape or values out of bounds."""
     if given.shape != like.shape:
         raise InputError(
             f"{name} has shape {tuple(given.shape)}, logits {tuple(like.shape)}; "
@@ -141,7 +142,7 @@ def _values(
     values = given.detach().to("cpu", torch.float64).reshape(-1)
     if values.numel():
         low, high = torch.aminmax(values)
-        if not (low.item() >= least and high.item() <= most):  # so that NaN, too, is caught
+        if not (low.item() >= least and high.item() <= most):  # written so that NaN fails, too
             _refuse(name, values, given.shape, least, most)
     return values
 
@@ -160,29 +161,29 @@ def _refuse(name: str, values: Tensor, shape: torch.Size, least: float, most: fl
 
 
 def _buckets(logit: Float[Tensor, "n"]) -> Int32[Tensor, "n"]:
-    """The bucket of each logit; it never falls where the logit grows."""
+    """Returns the bucket of each logit. A larger logit never has a smaller bucket."""
     bits = logit.float().view(torch.int32)
     size = (bits & 0x7FFFFFFF).bitwise_right_shift_(_MANTISSA_BITS - _KEPT_BITS)
     size.sub_(_LOWEST_EXPONENT << _KEPT_BITS).clamp_(0, _HALF)
-    sign = bits >> 31  # -1 or 0; `^` and `-` with it negate or keep, faster than a choice
+    sign = bits >> 31  # -1 or 0; `^` and `-` with it negate or keep, faster than `where`
     return size.bitwise_xor_(sign).sub_(sign).add_(_HALF)
 
 
 def _entropy(positives: float, negatives: float) -> float:
-    """The log loss of always predicting the mean label; NaN where all labels are equal."""
+    """Returns the log loss of always predicting the mean label; NaN if all labels are equal."""
     shares = [part / (positives + negatives) for part in (positives, negatives)]
     if not all(shares):
         return math.nan
     return -sum(share * math.log(share) for share in shares)
 
 
-_MOST_DEFERRED = 1000  # batches that wait; then all are looked at
+_MOST_DEFERRED = 1000  # most batches that wait before all are added
 
 
 class DeferredMetrics:
-    """Hands batches to `metrics`: those of the CPU at once, those of a device with `settle`.
+    """Passes batches to `metrics`: those on the CPU at once, those on a device in `settle`.
 
-    What is not finite on a device is refused then, up to a line of the log later.
+    Non-finite values on a device therefore raise only in `settle`.
 
     >>> import torch
     >>> metrics = BinaryMetrics()
@@ -205,7 +206,7 @@ class DeferredMetrics:
             self.settle()
 
     def settle(self) -> None:
-        """Looks at what waits; waits for the device."""
+        """Adds the waiting batches. Waits for the device."""
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
             self._metrics.update(*batch)

@@ -1,4 +1,4 @@
-"""Pictures of jobs and of comparisons, as PNG files (extra `plan`)."""
+"""Plots of jobs and comparisons, as PNG files (extra `plan`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .events import Event
 
 _TRAIN, _EVAL, _FIRST, _OTHERS = "#9bb7d4", "#1f4e79", "#1f4e79", "#b8c4cf"
 _BASELINES = ("#b5651d", "#6a8f3c", "#7a5195", "#666666")
-_BAR_HEIGHT, _BAR_MARGIN = 0.32, 1.0  # inches: of a bar, and of what stands around a group of them
+_BAR_HEIGHT, _BAR_MARGIN = 0.32, 1.0  # inches, of a bar and around a group of bars
 
 
 def learning_curves(
@@ -23,7 +23,7 @@ def learning_curves(
 ) -> None:
     """Draws loss and AUC over the samples trained on, from the events of a job.
 
-    `baselines` are AUCs to compare with, such as what a majority vote reaches.
+    `baselines` are AUCs to compare with, such as that of a majority vote.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "curves.png")
@@ -52,9 +52,10 @@ def bars(
     unit: str,
     start: float = 0.0,
 ) -> None:
-    """Draws a table of (group, label, mean, spread) as bars with error bars, a panel a group.
+    """Draws a table of (group, label, mean, spread) as bars with error bars, one panel per group.
 
-    The first bar of each group stands out. `start` is the value bars begin at: 0.5 for AUCs.
+    The first bar of each group is highlighted. `start` is the value at which bars begin, for
+    example 0.5 for AUCs.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "bars.png")
@@ -116,6 +117,6 @@ def _bars(axes: Axes, rows: Sequence[tuple[str, str, float, float]], start: floa
         axes.annotate(text, (at, place), va="center", fontsize=8, annotation_clip=False)
     for label in axes.set_yticks(places, [row[1] for row in rows]):
         label.label1.set_parse_math(False)
-    axes.invert_yaxis()  # the first on top
+    axes.invert_yaxis()  # the first bar is on top
     axes.margins(x=0.25)
     axes.spines[["top", "right"]].set_visible(False)

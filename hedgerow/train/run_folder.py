@@ -1,4 +1,4 @@
-"""The folder of a run: where its job, checkpoints and logs are, and the model they give back."""
+"""The folder of a run: its job, checkpoints and logs, and the model in its checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .checkpoints import Checkpoints
 from .job import Job, read_job
 from .job_parts import build_model
 
-# A run that goes on may last longer and speak more often; what it computes stays the same.
+# The settings that may change when a run is resumed. They do not change what it computes.
 _MAY_CHANGE = {
     *("train.epochs", "train.steps", "train.log_every", "train.eval_every", "train.early_stop"),
     *("checkpoint.every_steps", "checkpoint.keep", "data.keys"),
@@ -28,7 +28,7 @@ _MAY_CHANGE = {
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where everything of a run lies.
+    """The paths of a run's files.
 
     >>> RunFolder(Path("runs/first")).log.as_posix()
     'runs/first/log.jsonl'
@@ -37,72 +37,71 @@ class RunFolder:
     path: Path
 
     def __post_init__(self) -> None:
-        local_path(self.path)  # refuses a URL
+        local_path(self.path)  # raises for a URL
 
     @property
     def job(self) -> Path:
-        """The job with every key spelled out."""
+        """The job with the value of every key."""
         return self.path / "job.json"
 
     @property
     def checkpoints(self) -> Path:
-        """One folder a checkpoint."""
+        """The folder of the checkpoints, with one folder each."""
         return self.path / "checkpoints"
 
     @property
     def log(self) -> Path:
-        """One line an event."""
+        """The log, with one line per event."""
         return self.path / "log.jsonl"
 
     @property
     def tensorboard(self) -> Path:
-        """The events for TensorBoard."""
+        """The folder of the TensorBoard files."""
         return self.path / "tensorboard"
 
     @property
     def curves(self) -> Path:
-        """The picture."""
+        """The plot of the learning curves."""
         return self.path / "curves.png"
 
     def is_used(self) -> bool:
-        """Whether a run has begun here."""
+        """Whether the folder has a run."""
         return self.job.exists() or Checkpoints(self.checkpoints).any()
 
     def check_plain(self) -> None:
-        """Raises where a link, a pipe or a device stands for one of its files.
+        """Raises if the job or the log is a link, a pipe or a device.
 
-        A log is cut where a run goes on: through a link that would be a file elsewhere.
+        A resumed run truncates its log. Through a link this would truncate a file elsewhere.
         """
         for path in (self.job, self.log):
             if path.is_symlink() or (path.exists() and not path.is_file()):
                 raise FileDamagedError(
-                    f"{path} is no plain file, and a run has no others. Move it away, or choose "
-                    f"another --out."
+                    f"{path} is no plain file. Move it away, or choose another --out."
                 )
 
     def begin(self, job: Job) -> None:
-        """Makes it the folder of a new run; one with a run in it is refused."""
+        """Starts a new run in this folder. Raises if it has a run already."""
         self.check_plain()
         if self.is_used():
             raise CheckpointExistsError(
-                f"{self.path} holds a run already; go on with it with --resume, or choose another "
+                f"{self.path} holds a run already; continue it with --resume, or choose another "
                 f"--out."
             )
         job.save(self.job)
 
     def go_on(self, job: Job) -> None:
-        """Takes up the run with `job`, which must compute what the run's own does."""
+        """Resumes the run with `job`. Raises if `job` would compute something else."""
         old = self.read()
         for key, before, now in _differences(old.to_dict(), job.to_dict()):
             if key not in _MAY_CHANGE:
                 raise ConfigError(
-                    f"{key} is {now!r}, and the run in {self.path} has {before!r}: it could not go "
-                    f"on as it began. Set it back, or start a new run with another --out."
+                    f"{key} is {now!r}, and the run in {self.path} has {before!r}: a run cannot "
+                    f"change it. Set it back, or start a new run with another --out."
                 )
         job.save(self.job)
 
     def read(self) -> Job:
-        """The job of the run that is here."""
+        """Reads the job of the run."""
         self.check_plain()
         if not self.job.is_file():
             raise CheckpointMissingError(f"{self.path} holds no run: it has no {self.job.name}.")
@@ -110,7 +109,7 @@ class RunFolder:
 
 
 def free_folder(root: Path, name: str) -> RunFolder:
-    """The first of NAME, NAME-2, NAME-3 without a run."""
+    """Returns the first of NAME, NAME-2, NAME-3 and so on without a run."""
     folder, number = RunFolder(root / name), 1
     while folder.is_used():
         number += 1
@@ -120,7 +119,7 @@ def free_folder(root: Path, name: str) -> RunFolder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedRun:
-    """A run as a checkpoint has it."""
+    """The model and job of a run, loaded from a checkpoint."""
 
     job: Job
     model: nn.Module
@@ -129,9 +128,9 @@ class LoadedRun:
 
 
 def load_run(path: Path, *, best: bool = False, trusted: bool = False) -> LoadedRun:
-    """The model of a run: from its newest checkpoint, or from that of the lowest test loss.
+    """Loads the model of a run from its newest checkpoint, or from the one of the lowest test loss.
 
-    `trusted` is that of `hr.load`.
+    `trusted` is passed to `hr.load`.
     """
     folder = RunFolder(path)
     job, kept = folder.read(), Checkpoints(folder.checkpoints)
@@ -146,7 +145,7 @@ def load_run(path: Path, *, best: bool = False, trusted: bool = False) -> Loaded
 
 
 def _differences(old: dict, new: dict, key: str = "") -> list[tuple[str, object, object]]:
-    """Keys whose values differ, by path."""
+    """Returns the keys whose values differ, by path."""
     found: list[tuple[str, object, object]] = []
     for name in [*old, *(name for name in new if name not in old)]:
         before, now, path = old.get(name), new.get(name), f"{key}.{name}" if key else name

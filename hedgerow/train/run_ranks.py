@@ -1,4 +1,4 @@
-"""The ranks that train one model together: shares of batches, sums over all, one decision."""
+"""The ranks that train one model: their shares of batches, sums over ranks, common decisions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from .metrics import BinaryMetrics
 
 
 class RunRanks:
-    """All ranks of a distributed model, or this process alone, where nothing has a cost.
+    """All ranks of a distributed model, or this process alone, which communicates with no other.
 
-    Every rank reads the same batches and takes its share of each, so that the samples of a step are
-    those of one process. All calls but `share` and `loss` are collectives. Where servers hold the
-    rows, ranks are the workers of the job: each one's share is an optimizer step of its own.
+    Every rank reads the same batches and takes its share of each, so a step has the same samples as
+    in one process. All methods except `share` and `loss` are collectives. If the rows are on
+    servers, the ranks are the workers of the job, and the share of each worker is its own optimizer
+    step.
 
     >>> import hedgerow as hr
     >>> ranks = RunRanks(hr.EmbeddingBags([hr.Table("user", 2)]))
@@ -33,33 +34,38 @@ class RunRanks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes and speaks for all."""
+        """Whether this rank is the first, which writes logs and checkpoints."""
         return self._ranks.rank == 0
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self._ranks.count
 
     def whole_batches(self) -> AbstractContextManager[None]:
-        """Within it sources yield whole batches, which `share` divides; alone, as they were told.
+        """Returns a context in which sources yield whole batches, which `share` divides.
 
-        A source that was not told of ranks still raises where the model is not of all ranks.
+        With a single rank the sources are unchanged, so a source still raises if it is read on one
+        of several ranks and the model is not distributed.
         """
         return whole_batches() if self.count > 1 else nullcontext()
 
     def share(self, batch: Batch) -> Batch:
-        """This rank's samples of a batch: as many as the others', or one more or less."""
+        """Returns this rank's samples of a batch.
+
+        The shares of ranks differ by at most one sample.
+        """
         if self.count == 1:
             return batch
         rank, samples = self._ranks.rank, batch.samples
         return batch.part(samples * rank // self.count, samples * (rank + 1) // self.count)
 
     def loss(self, logits: Float32[Tensor, "share"], share: Batch, whole: Batch) -> Tensor:
-        """What this rank learns from; gradients averaged over ranks are those of the whole batch.
+        """Returns the loss of this rank.
 
-        Shares may differ by a sample and samples in their weight, so every rank divides by what the
-        whole batch has, not by its own.
+        Gradients averaged over ranks are those of the whole batch.
+
+        Shares can differ in size and weight, so every rank divides by the total of the whole batch.
         """
         if self.count == 1 and whole.weights is None:
             return functional.binary_cross_entropy_with_logits(logits, whole.labels)
@@ -69,19 +75,19 @@ class RunRanks:
         return (each * share.weights).sum() * self.count / whole.weights.sum().clamp(min=1e-12)
 
     def any(self, wish: bool) -> bool:
-        """Whether one of them wishes it."""
+        """Whether `wish` is true on any rank."""
         return self._ranks.total(float(wish)) > 0
 
     def total(self, number: int) -> int:
-        """The sum over ranks."""
+        """Returns the sum over ranks."""
         return int(self._ranks.total(number))
 
     def first(self, word: Any) -> Any:
-        """What the first rank says."""
+        """Returns the value of the first rank."""
         return self._ranks.tell(word)[0]
 
     def metrics(self, own: BinaryMetrics) -> BinaryMetrics:
-        """Of the samples of all ranks, the same bits on each of them."""
+        """Returns the metrics of the samples of all ranks, with the same bits on each rank."""
         if self.count == 1:
             return own
         found = BinaryMetrics()
@@ -90,7 +96,7 @@ class RunRanks:
         return found
 
     def hand_over(self, own: BinaryMetrics) -> None:
-        """What ranks have seen goes to the first, whose state is the one that is saved."""
+        """Moves the metrics of all ranks to the first rank, whose state is saved."""
         if self.count == 1:
             return
         found = self.metrics(own)
@@ -99,13 +105,13 @@ class RunRanks:
             own.merge(found)
 
     def taken_up(self, own: BinaryMetrics) -> None:
-        """After a load, where all were given what the first had saved: it counts once."""
+        """Resets the metrics on all ranks but the first after a load, so that they count once."""
         if not self.is_first:
             own.reset()
 
 
 def _packed(metrics: BinaryMetrics) -> dict[str, Tensor]:
-    """Without the buckets that are empty: nearly all of them."""
+    """Returns the state without its empty buckets, which are nearly all buckets."""
     state = metrics.state_dict()
     buckets = state["histograms"].flatten()
     at = buckets.nonzero().flatten()

@@ -104,7 +104,7 @@ def test_a_worker_that_cannot_ask_torch_takes_the_rank_of_the_process_it_serves(
         loader = DataLoader(source, batch_size=None, num_workers=1, multiprocessing_context=start)
         return _ids(loader)
 
-    with pytest.raises(StateError, match="is read on rank 1 of 2 and was not told of ranks"):
+    with pytest.raises(StateError, match=r"is read on rank 1 of 2 without source\.share\(\)"):
         read(_parquet(file))
     assert read(told_early) == _ids(_parquet(file).share(1, 2))
 

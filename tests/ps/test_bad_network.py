@@ -260,7 +260,7 @@ def test_wrong_keys_are_said_at_the_start_and_not_at_the_deadline(tmp_path: Path
     wrong_server = ClientKeys(mine.secret, mine.public, theirs.server)
     told = {
         "client*.pub": unknown,
-        "server.pub here is not the server's": wrong_server,
+        "server.pub is not that of the server": wrong_server,
         "only one side has keys": None,
     }
     with server(keys=ours) as started, server() as plain:

@@ -144,7 +144,7 @@ def test_a_frame_beyond_the_limit_takes_no_memory() -> None:
 
 
 def test_an_answer_that_is_none_is_refused() -> None:
-    with pytest.raises(FrameError, match="none of ours"):
+    with pytest.raises(FrameError, match="not that of an answer"):
         read_answer(b"nothing")
     with pytest.raises(FrameError, match="version 7"):
         read_answer(b"HRPS\x07\x00" + ServerAnswer(Verb.SIZES).head(1, 1)[6:])

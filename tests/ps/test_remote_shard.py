@@ -146,7 +146,7 @@ def test_other_tables_are_refused_by_name(both: tuple[Shard, Shard]) -> None:
     remote = both[0]
     assert isinstance(remote, RemoteShard)
     address = remote.connection.address
-    with pytest.raises(ConfigError, match=r"\['item', 'user'\], and here are \['count'\]"):
+    with pytest.raises(ConfigError, match=r"\['item', 'user'\], and the client \['count'\]"):
         RemoteShard(address, counting_table())
     other = two_tables()
     other["user"] = other["item"]

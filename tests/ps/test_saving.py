@@ -137,5 +137,5 @@ def test_one_table_from_another_kind_of_client_is_refused(tmp_path: Path) -> Non
     with ExitStack() as stack:
         made = start(stack, 1, checkpoint=tmp_path)
         connect(stack, made)
-        with pytest.raises(HedgerowError, match="tables of this server are other ones"):
+        with pytest.raises(HedgerowError, match="tables of this server are different"):
             RemoteShard(made[0].address, counting_table())

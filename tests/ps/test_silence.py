@@ -23,8 +23,8 @@ from .tables import counting_table
 KEYS = TableKeys.of_one(torch.tensor([7]))
 WAITS = re.compile(
     r"waiting for server 0/1 at tcp://127\.0\.0\.1:\d+: no answer to (\w+) since "
-    r"\d\d:\d\d:\d\d \(\d+ s\); (.+)\. It is asked again until \d\d:\d\d:\d\d; if it comes back by "
-    r"then, the request goes on and is done once, otherwise it is given up with DeadlineError\."
+    r"\d\d:\d\d:\d\d \(\d+ s\); (.+)\. The request is repeated until \d\d:\d\d:\d\d and executed "
+    r"once; after that it fails with DeadlineError\."
 )
 
 

@@ -202,7 +202,7 @@ def test_tables_of_other_dims_are_for_two_towers_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"a": {"features": ["item"]}, "b": {"features": ["item"]}}, "of table 'a' already"),
+        ({"a": {"features": ["item"]}, "b": {"features": ["item"]}}, "to table 'a' already"),
         ({"item": {"features": ["item"]}}, "lacks 'history', whose table by default is this one"),
         ({"city": {}}, "no feature has this name"),
     ],
@@ -319,7 +319,7 @@ def test_paths_are_relative_to_the_file_and_may_be_patterns(tmp_path: Path) -> N
     assert parts.total_steps == 5
     assert parts.test is not None
     assert sum(batch.samples for batch in parts.test) == 10
-    with pytest.raises(FileMissingError, match="no file fits"):
+    with pytest.raises(FileMissingError, match="no file matches"):
         build(read_job(_written(tmp_path, text.replace("day-*", "week-*"))))
 
 

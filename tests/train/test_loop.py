@@ -249,7 +249,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         with pytest.raises(hr.HedgerowError, match="at least"):
             LoopSchedule(**bad)
     for wish in (LoopSchedule(early_stop=2), LoopSchedule(eval_every=5)):
-        with pytest.raises(hr.HedgerowError, match="no test data to look at"):
+        with pytest.raises(hr.HedgerowError, match="there is no test data"):
             _trainer(schedule=wish)
     with pytest.raises(hr.HedgerowError, match="keep"):
         Checkpoints(tmp_path, keep=0)
