@@ -14,7 +14,7 @@ from .store import TableKeys, as_keys
 def keys_of_one_table(
     keys: TableKeys | Tensor, most: int, device: torch.device = checks.CPU, *, room: bool = False
 ) -> TableKeys:
-    """Returns the checked keys for a store of one table, which takes at most `most` keys per call."""
+    """Returns the checked keys of a single table; a call takes at most `most` of them."""
     keys = as_keys(keys, 1, device, room=room)
     if len(keys.ids) > most:
         raise InputError(f"{len(keys.ids)} ids in one call; at most {most}. Split the batch.")

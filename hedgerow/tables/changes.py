@@ -154,7 +154,7 @@ class TouchedKeys:
         return TouchedBatch(taken[:0] if whole else taken, whole, forgotten)
 
     def give_back(self, taken: TouchedBatch | Int64[Tensor, "n"]) -> None:
-        """Gives keys back that were taken but could not be delivered; the next take returns them."""
+        """Gives back keys that could not be delivered; the next take returns them."""
         self._check_open()
         ids = taken.ids if isinstance(taken, TouchedBatch) else taken
         checks.tensor("ids", ids, torch.int64, (None,))
@@ -173,7 +173,7 @@ class TouchedKeys:
         return self._table.touched_use(self._consumer)[0]
 
     def overflows(self) -> int:
-        """Returns how often there were more keys than the capacity since the consumer was opened."""
+        """Returns how often more keys than the capacity were touched since the opening."""
         self._check_open()
         return self._table.touched_use(self._consumer)[1]
 

@@ -265,7 +265,7 @@ class Table:
         checks.whole("Table", "pooling[1]", self.pooling[1], least=1)
 
     def with_defaults(self, **defaults: object) -> Table:
-        """Returns a copy whose None settings come from `defaults`; segments keep their own parts."""
+        """Returns a copy whose None settings come from `defaults`; segments do not change."""
         own = ("init", "optimizer") if self.segments else ()
         missing = {
             name: value

@@ -333,7 +333,7 @@ class DeviceTable:
         return Update(keys, found, grads, now, number, at_step, counts)
 
     def rates_at(self, rates: Sequence[Rate] | None, step: int | None) -> tuple[list[float], int]:
-        """Returns the rates of an update (the given ones, or the table's own) and its step number."""
+        """Returns the rates of an update (given, or the table's own) and its step number."""
         sources = self.rates if rates is None else check_rates(rates, len(self.slots.parts))
         scheduled = any(callable(source) for source in sources)
         needed = scheduled or self._follows_step
@@ -370,7 +370,7 @@ class DeviceTable:
         return self.writes.assign_add(keys, rows, self.usable_rows(rows, keys.used), ts)
 
     def restore(self, entries: Entries) -> Applied:
-        """Writes back whole rows that `entries` or `scan` returned: embeddings, states and times.
+        """Writes back whole rows from `entries` or `scan`: embeddings, states and times.
 
         The entries may be on any device. Several threads may call it at once, as a load does.
         """

@@ -373,7 +373,7 @@ class DeviceFeed:
         all_changes: bool = False,
         overflow: Overflow = "whole_table",
     ) -> DeviceTouched:
-        """Returns the change feed with this name, opened if it is not; see `DeviceTable.touched`."""
+        """Returns the change feed with this name, opened if needed; see `DeviceTable.touched`."""
         if not isinstance(consumer, str) or not consumer:
             raise InputError(f"consumer is {consumer!r}; it must be a non-empty str.")
         settings = TouchedSettings(capacity, all_changes, overflow)
@@ -500,7 +500,7 @@ class DeviceTouched:
         return TouchedBatch(ids[:0] if whole else ids, whole, forgotten)
 
     def give_back(self, taken: TouchedBatch | Int64[Tensor, "n"]) -> None:
-        """Gives keys back that were taken but could not be delivered; the next take returns them."""
+        """Gives back keys that could not be delivered; the next take returns them."""
         self._check_open()
         ids = taken.ids if isinstance(taken, TouchedBatch) else taken
         checks.tensor("ids", ids, torch.int64, (None,), self._size.device)
@@ -519,7 +519,7 @@ class DeviceTouched:
         return 0 if bool(self._whole) else int(self._size)
 
     def overflows(self) -> int:
-        """Returns how often more keys than the capacity were touched since the consumer was opened."""
+        """Returns how often more keys than the capacity were touched since the opening."""
         self._check_open()
         return int(self._overflows)
 

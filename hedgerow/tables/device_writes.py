@@ -63,7 +63,7 @@ class DeviceWrites:
     # ---- the steps of every write
 
     def start(self, ts: int, n: int, *, uses: int | None = None) -> Write:
-        """Starts a call at time `ts` that may insert `n` ids and counts as `uses` uses (None: `n`)."""
+        """Starts a call at time `ts` that may insert `n` ids and has `uses` uses (None: `n`)."""
         now = self._stamps.stamp(ts, n if uses is None else uses)
         self.begin(now, n)
         return Write(now, torch.zeros(3, dtype=torch.int64, device=self._slots.device))
@@ -96,7 +96,7 @@ class DeviceWrites:
         step: int,
         counts: Tensor | None = None,
     ) -> Grouped:
-        """Returns the same groups, with those that the admission rule refuses turned into padding."""
+        """Returns the same groups; those that the admission rule refuses become padding."""
         if self.admits_all:
             return grouped
         seen = GroupedOccurrences.of(grouped, used, counts)

@@ -127,7 +127,7 @@ class Lru(Eviction):
 
 @dataclass(frozen=True, slots=True)
 class HalfLife:
-    """The time after which a use counts half, in uses of the table or in seconds; the other is 0."""
+    """The age at which a use counts half: in uses of the table or in seconds; the other is 0."""
 
     uses: int = 0
     seconds: int = 0
@@ -324,7 +324,7 @@ class EvictionOrder:
         return self._newest
 
     def saw(self, stamps: Int64[Tensor, "n"] | int) -> None:
-        """Takes note of stamps from another store, so that the next call is later than all of them."""
+        """Records stamps from another store; the next call will be later than all of them."""
         newest = stamps if isinstance(stamps, int) else int(stamps.max()) if len(stamps) else 0
         with self._lock:
             if self._half_life is None:

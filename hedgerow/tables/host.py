@@ -400,7 +400,7 @@ class HostTable:
         return Applied.of(*done)
 
     def restore(self, entries: Entries) -> Applied:
-        """Writes back whole rows that `entries` or `scan` returned: embeddings, states and times."""
+        """Writes back whole rows from `entries` or `scan`: embeddings, states and times."""
         ids, rows = self.core.checked_keys_and_rows(entries.ids, entries.rows)
         checks.tensor("found", entries.found, torch.bool, (len(ids),))
         checks.tensor("ts", entries.ts, torch.int64, (len(ids),))

@@ -86,7 +86,7 @@ class RowFile:
         return native.RowFile(fd, str(folder), self.resident_bytes)
 
 
-class memory_errors:  # lower case: it is used as a function; a contextlib form takes 1.5 us a call
+class memory_errors:  # noqa: N801 - used like a function; contextlib's form takes 1.5 us
     """Turns the core's out-of-memory errors into `OutOfMemoryError`."""
 
     __slots__ = ()

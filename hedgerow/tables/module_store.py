@@ -149,7 +149,7 @@ class ReadRecord(Protocol):
 
     @property
     def learner(self) -> Learner | None:
-        """The object that applies gradients of vectors; None if the store applies gradients of ids."""
+        """What applies gradients of vectors; None if the store applies gradients of ids."""
         ...
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
@@ -165,7 +165,7 @@ class Learner(Protocol):
     """Applies the gradients of vectors without expanding them to one gradient per id."""
 
     def learns(self, given: Sequence[Gradients], clip: float) -> bool:
-        """Returns whether one `learn` call can apply all of these without searching for keys again."""
+        """Returns whether one `learn` call can apply all of these without a new search."""
         ...
 
     def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
@@ -298,13 +298,13 @@ class ModuleStore(Trainable, Protocol):
         ...
 
     def stats_by_table(self) -> dict[str, TableStats]:
-        """Returns rows, bytes, load and counters of each table: of this process, or of all servers."""
+        """Returns the statistics of each table: of this process, or of all servers."""
         ...
 
     # ---- changes of place
 
     def configs_to_move(self, where: object) -> Mapping[str, TableConfig]:
-        """Returns the configs of the tables, to build them at `where`; raises if they cannot move."""
+        """Returns the tables' configs, to build them at `where`; raises if they cannot move."""
         ...
 
     def moves_to(self, device: torch.device) -> bool:

@@ -489,7 +489,7 @@ class SummedGradients:
 
 
 def joined(several: Sequence[SummedGradients]) -> SummedGradients:
-    """Concatenates the keys and gradients of several, table by table, without adding equal keys up."""
+    """Concatenates the keys and gradients, table by table; does not add up equal keys."""
     first = several[0]
     if len(several) == 1:
         return first

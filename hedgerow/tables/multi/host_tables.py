@@ -77,7 +77,7 @@ class HostBags:
     def read(
         self, bags: FeatureBags, *, training: bool, step: int, keep: bool
     ) -> tuple[tuple[Tensor, ...], BagsRead | None]:
-        """Returns the vectors of each feature, and with `keep` where their rows are, for an update."""
+        """Returns the vectors of each feature, and with `keep` the read for an update."""
         sizes, shapes = self._shapes(bags)
         flat, reused = self._outputs.take(sum(sizes))
         # Outputs that are not views of one another: autograd allows in-place changes of such
@@ -124,7 +124,7 @@ class HostBags:
     def check_finite(
         self, found: native.BagRows, grads: Sequence[Tensor | None], places: list[int]
     ) -> None:
-        """Raises for the first gradient that is not finite and whose table rejects such gradients."""
+        """Raises for the first gradient that is not finite and that its table rejects."""
         if not self._rejects_any:
             return
         at, bag, column = self.core.not_finite(found, places, self._rejects)
@@ -143,7 +143,7 @@ class HostBags:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BagsRead:
-    """Bags that were read from host tables, with the ids of that batch and the slots of their rows."""
+    """Bags that were read from host tables, with their ids and the slots of their rows."""
 
     group: HostBags
     found: native.BagRows
@@ -306,7 +306,7 @@ class HostCells:
         training: bool,
         step: int,
     ) -> CellsRead | None:
-        """Writes the rows of cells of these `sizes` to `out`; in training, returns where they are."""
+        """Writes the rows of cells of these `sizes` to `out`; in training, returns their slots."""
         offsets = torch.tensor((0, *accumulate(sizes)), dtype=torch.int64, device="cpu")
         floats = (0, *accumulate(map(mul, sizes, self._dims)))
         cells = (ids.data_ptr(), len(ids), offsets.data_ptr(), self._places, 1, 0)
@@ -437,7 +437,7 @@ class HostTables(SeveralTables):
         return Lookup(keys, flat, self.dims, torch.cat(slots), marks)
 
     def bags_reader(self, bags: FeatureBags) -> HostBags | None:
-        """Returns what reads and pools these bags in one call; None if only their rows can be read."""
+        """Returns what reads and pools these bags in one call; None if `lookup` must be used."""
         batch, weights = bags.batch, bags.batch.weights
         plain = batch.values.is_cpu and batch.values.is_contiguous()
         if weights is not None:
@@ -452,7 +452,7 @@ class HostTables(SeveralTables):
         return group
 
     def cells(self, ranks: int) -> HostCells | None:
-        """Returns what reads and updates the keys of `ranks` ranks; None if `lookup` must be used."""
+        """Returns what reads and updates the cells of `ranks` ranks; None: use `lookup`."""
         return HostCells(self._tables, ranks) if HostCells.serves(self._tables) else None
 
     def lookup_at(
