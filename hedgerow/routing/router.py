@@ -52,7 +52,7 @@ _LEAST_INT64 = -(2**63)  # flipping the top bit maps unsigned order to signed or
 def unsigned_order(keys: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
     """Returns numbers whose signed order is the unsigned order of `keys`.
 
-    >>> ordered(torch.tensor([0, -1])).tolist() == [-(2**63), 2**63 - 1]
+    >>> unsigned_order(torch.tensor([0, -1])).tolist() == [-(2**63), 2**63 - 1]
     True
     """
     return keys ^ _LEAST_INT64
@@ -61,7 +61,7 @@ def unsigned_order(keys: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
 def unsigned_below(keys: Int64[Tensor, "n"], limit: int) -> Bool[Tensor, "n"]:
     """Returns which keys are below a limit, as unsigned numbers.
 
-    >>> below(torch.tensor([5, -1]), 2**64 - 1).tolist()
+    >>> unsigned_below(torch.tensor([5, -1]), 2**64 - 1).tolist()
     [True, False]
     """
     return unsigned_order(keys) < signed64(limit ^ 2**63)
@@ -72,7 +72,7 @@ def unsigned_divide(
 ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
     """Returns quotient and remainder of unsigned keys; `by` is in 1..2^63-1.
 
-    >>> quotient, rest = divide(torch.tensor([9, -1]), 10)
+    >>> quotient, rest = unsigned_divide(torch.tensor([9, -1]), 10)
     >>> quotient.tolist(), rest.tolist()
     ([0, 1844674407370955161], [9, 5])
     """

@@ -33,7 +33,7 @@ class TouchedBatch:
     With `whole_table`, any row may have changed and `ids` is empty: send every row. `forgotten` is
     the number of keys that a consumer with `overflow="forget"` dropped since the take before.
 
-    >>> Touched(torch.tensor([7]), whole_table=False, forgotten=0).ids.tolist()
+    >>> TouchedBatch(torch.tensor([7]), whole_table=False, forgotten=0).ids.tolist()
     [7]
     """
 

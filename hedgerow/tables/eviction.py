@@ -447,7 +447,7 @@ class WriteStamps:
     counted as a `clamped_ts` event.
 
     >>> from hedgerow.core.clock import ManualClock
-    >>> stamps = Stamps(ManualClock(1000), Counters(), None)
+    >>> stamps = WriteStamps(ManualClock(1000), Counters(), None)
     >>> stamps.stamp(990, uses=1), stamps.stamp(10**9, uses=1)
     (990, 1000)
     """

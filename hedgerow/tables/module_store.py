@@ -50,7 +50,7 @@ class FeatureGroup:
     ) -> FeatureGroup:
         """Returns the group of the `wanted` features, for batches with these names.
 
-        >>> features = [Feature("item", 0, "sum"), Feature("user", 1, "sum")]
+        >>> features = [TableFeature("item", 0, "sum"), TableFeature("user", 1, "sum")]
         >>> group = FeatureGroup.of(("user", "age", "item"), features, ["user", "item"])
         >>> group.places, group.order
         ((2, 0), (1, 0))

@@ -138,7 +138,7 @@ class KeyRouter:
     """Sorts keys by the owners that each table's router gives.
 
     >>> keys = TableKeys(torch.tensor([4, 0, 2, 2, 3, 2, 4]), (0, 4, 7))
-    >>> packed = ByOwner((1, 2), [Router("roundrobin", 2)] * 2).pack(keys)
+    >>> packed = KeyRouter((1, 2), [Router("roundrobin", 2)] * 2).pack(keys)
     >>> packed.ids.tolist(), packed.shard_sizes, packed.slot_sizes.tolist()
     ([4, 0, 2, 2, 4, 3], [5, 1], [3, 2, 0, 1])
     >>> packed.offsets.tolist()
