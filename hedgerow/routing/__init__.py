@@ -1,4 +1,4 @@
-"""Who owns a key. Pure functions: the same answer in training, saving, loading and serving."""
+"""Which shard owns a key: the same pure functions in training, saving, loading and serving."""
 
 from __future__ import annotations
 

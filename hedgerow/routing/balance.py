@@ -1,4 +1,4 @@
-"""How evenly keys spread over ranks under each routing rule, as figures and a picture."""
+"""How evenly keys are spread over ranks under each routing rule, as figures and as a chart."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..core.shapes import Int64
 from .router import Router, widened
 
 _SHOWN = 5
-_LEAST_SHARE = 0.001  # a key below is not worth a line
-_EVEN = 1.1  # a fullest rank below so many times the mean is nothing to act upon
+_LEAST_SHARE = 0.001  # a key with a smaller share is not listed
+_EVEN = 1.1  # ratios of the fullest rank to the mean below this count as even
 _NAMED = 3
 HotKeys = Sequence[tuple[int, float]]  # keys with their share of all, the hottest first
 
 
 def hot_key_lines(top: HotKeys) -> list[str]:
-    """The hottest keys with their shares, a line each.
+    """Returns the most frequent keys with their shares, one line each.
 
     >>> hot_key_lines([(7, 0.25), (-1, 0.125)])
     ['the 2 most frequent keys are 37.5 % of all', '  7  25.0 %', '  -1  12.5 %']
@@ -36,7 +36,9 @@ def hot_key_lines(top: HotKeys) -> list[str]:
 
 
 def hot_key_advice(top: HotKeys, ranks: int, *, raw: float, deduplicated: float) -> str:
-    """What helps, from max/mean over ranks under the recommended rule, raw and de-duplicated.
+    """Returns advice on hot keys, from max/mean over ranks under the recommended rule.
+
+    `raw` counts every occurrence; `deduplicated` counts equal keys of a step once.
 
     >>> hot_key_advice([(7, 0.25)], 8, raw=2.5, deduplicated=1.02)[:49]
     'Hot keys: 7 (2.00 times the fair share of a rank)'
@@ -63,7 +65,7 @@ def hot_key_advice(top: HotKeys, ranks: int, *, raw: float, deduplicated: float)
 
 
 STEP_KEYS = 32_768
-"""Keys that a source sends at once: equal ones among them travel once."""
+"""The number of keys that a source sends at once; equal keys among them are sent once."""
 _TOP = 10
 _BETTER = 1.02  # roundrobin must be better than hashing by more than 2 %
 _DENSE = 0.5  # distinct keys per number between the smallest and the largest
@@ -71,7 +73,7 @@ _DENSE = 0.5  # distinct keys per number between the smallest and the largest
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A load over ranks.
+    """The load of each rank.
 
     >>> Spread((30, 10)).max_over_mean
     1.5
@@ -81,16 +83,16 @@ class Spread:
 
     @property
     def max_over_mean(self) -> float:
-        """What the fullest rank has, with 1 as its fair share. All wait for it."""
+        """The load of the fullest rank relative to the mean. All ranks wait for the fullest one."""
         return max(self.counts) * len(self.counts) / max(1, sum(self.counts))
 
     @property
     def gini(self) -> float:
-        """0 if all ranks have the same, near 1 if one has all."""
+        """The Gini coefficient: 0 if all ranks have the same load, near 1 if one rank has all."""
         return gini(torch.tensor(self.counts))
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns a dict for JSON."""
         return {
             "counts": list(self.counts),
             "max_over_mean": self.max_over_mean,
@@ -100,7 +102,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class RuleBalance:
-    """One rule: every occurrence, what travels after equal keys of a step are one, and rows."""
+    """The loads under one rule: of every occurrence, of de-duplicated keys, and of rows."""
 
     dist_type: str
     raw: Spread
@@ -108,20 +110,20 @@ class RuleBalance:
     rows: Spread
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns a dict for JSON."""
         loads = {"raw": self.raw, "deduplicated": self.deduplicated, "rows": self.rows}
         return {"dist_type": self.dist_type, **{n: s.to_dict() for n, s in loads.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What a sample of keys says; made by `balance`."""
+    """The result of `balance` for a sample of keys."""
 
     keys: int
     distinct: int
     ranks: int
     step_keys: int
-    key_gini: float  # of the occurrences of keys: how hot the hot ones are
+    key_gini: float  # of the occurrences per key: how hot the hot keys are
     top: tuple[tuple[int, float], ...]  # the most frequent keys, and their share of all
     rules: tuple[RuleBalance, ...]
     recommended: str
@@ -129,13 +131,13 @@ class Balance:
 
     @property
     def hot_keys(self) -> str:
-        """What the hottest keys do to ranks, and what helps."""
+        """How the hottest keys affect the ranks, and what helps."""
         rule = next(rule for rule in self.rules if rule.dist_type == self.recommended)
         raw, sent = rule.raw.max_over_mean, rule.deduplicated.max_over_mean
         return hot_key_advice(self.top, self.ranks, raw=raw, deduplicated=sent)
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns a dict for JSON."""
         return {
             "keys": self.keys,
             "distinct": self.distinct,
@@ -150,7 +152,7 @@ class Balance:
         }
 
     def text(self) -> str:
-        """A few lines for people."""
+        """Returns a report of a few lines."""
         lines = [
             f"{self.keys} keys, {self.distinct} distinct, over {self.ranks} ranks; "
             f"Gini of the keys {self.key_gini:.3f}",
@@ -169,9 +171,9 @@ class Balance:
 def balance(
     keys: Int64[Tensor, "n"], ranks: int, *, rows: int | None = None, step_keys: int = STEP_KEYS
 ) -> Balance:
-    """Measures a sample of keys in the order of their use, `step_keys` of them to a step.
+    """Measures a sample of keys in the order of their use, with `step_keys` keys per step.
 
-    `continuous` is measured, too, if the number of `rows` is given.
+    `continuous` is measured too if the number of `rows` is given.
 
     >>> found = balance(8 * torch.arange(1000), ranks=8)
     >>> found.rules[0].dist_type, found.rules[0].raw.max_over_mean, found.recommended
@@ -205,7 +207,7 @@ def balance(
 
 
 def gini(counts: Int64[Tensor, "n"]) -> float:
-    """How unequal numbers are: 0 if all are the same, near 1 if one is all.
+    """Returns the Gini coefficient of numbers: 0 if all are equal, near 1 if one is the whole sum.
 
     >>> gini(torch.tensor([5, 5])), gini(torch.tensor([0, 0, 0, 8]))
     (0.0, 0.75)
@@ -229,7 +231,7 @@ def _measured(
 
 
 def _recommended(rules: Sequence[RuleBalance], distinct: Tensor) -> tuple[str, str]:
-    """Hashing, unless the plain remainder was measured to be better and nothing speaks against."""
+    """Returns hash_roundrobin, or roundrobin if it is better and keys are dense; and why."""
     plain, hashed = rules[0], rules[1]
     traffic = plain.deduplicated.max_over_mean, hashed.deduplicated.max_over_mean
     rows = plain.rows.max_over_mean, hashed.rows.max_over_mean
@@ -251,7 +253,7 @@ def _recommended(rules: Sequence[RuleBalance], distinct: Tensor) -> tuple[str, s
 
 
 def _dense(distinct: Tensor) -> bool:
-    """Most numbers between the smallest and the largest key are there, as unsigned numbers."""
+    """Returns whether the keys, as unsigned numbers, fill most of the range that they span."""
     signs = (int(distinct[0]) < 0, int(distinct[-1]) < 0)  # sorted as signed numbers
     span = int(distinct[-1]) - int(distinct[0]) + 1
     return signs[0] == signs[1] and len(distinct) >= _DENSE * span
@@ -262,7 +264,7 @@ _MOST_LABELS = 32
 
 
 def draw_balance(report: Balance, path: str | Path, *, title: str = "") -> None:
-    """Draws one panel a rule: each rank's share, raw and de-duplicated; 1 is the mean.
+    """Draws one panel per rule: each rank's share, raw and de-duplicated; 1 is the mean.
 
     >>> import tempfile, torch
     >>> from .balance import balance

@@ -1,4 +1,4 @@
-"""Orders the keys of a ragged batch by the shard that owns them, ready to be sent."""
+"""Sorts the keys of a ragged batch by the shard that owns them, ready to be sent."""
 
 from __future__ import annotations
 
@@ -17,41 +17,42 @@ from ..core.shapes import Float32, Int64
 from .router import Router, codes, widened
 
 MOST_ELEMENTS = 2**31 - 1
-"""Keys of a batch, and rows of its result: what a 32-bit place can name."""
+"""The largest number of keys of a batch and of rows of its result: positions are 32-bit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucketized:
-    """A batch ordered by owner: row r of the input stands at p * R + r for shard p.
+    """A batch sorted by owner: row r of the input is row p * R + r of the result, for shard p.
 
-    Inside a row keys keep their order. What was not asked for is None.
+    R is the number of input rows. Inside a row, keys keep their order. Fields that were not
+    requested are None.
     """
 
     lengths: Int64[Tensor, "shards * rows"]
     keys: Int64[Tensor, "n"]
     weights: Float32[Tensor, "n"] | None
-    positions: Int64[Tensor, "n"] | None  # places of the keys in their source rows
+    positions: Int64[Tensor, "n"] | None  # positions of the keys in their source rows
     unbucketize_permute: Int64[Tensor, "n"] | None  # keys[permute] is the input's order
 
 
 @dataclass(frozen=True, slots=True)
 class BucketizeBatch:
-    """Checked input."""
+    """Checked arguments of `bucketize`."""
 
     lengths: Tensor
     keys: Tensor
     routers: tuple[Router, ...]
-    feature_rows: list[int]  # borders of the features among the rows
+    feature_rows: list[int]  # the offsets of the features in the rows
     weights: Tensor | None
 
     @property
     def shards(self) -> int:
-        """Return the number of shards."""
+        """The number of shards."""
         return self.routers[0].shards
 
     @property
     def result_rows(self) -> int:
-        """Return the number of rows over all shards."""
+        """The number of rows over all shards."""
         return self.shards * len(self.lengths)
 
 
@@ -67,14 +68,14 @@ def bucketize(
     local_keys: bool = False,
     validate: bool = False,
 ) -> Bucketized:
-    """Orders keys by owner, stable, with one router for every feature.
+    """Sorts keys by owner, stably, with one router per feature.
 
-    Rows are feature by feature, then sample by sample: as many samples for every feature, or
-    `batch_sizes` of them. `positions` asks for the place of each key in its source row, `sequence`
-    for the way back. With `local_keys` the result has the names that keys have at their owners
-    (`Router.local_keys`); tables that keep global keys need none. 32-bit lengths and keys are
-    widened. That lengths add up is looked at on the CPU; on a device only with `validate`: it
-    waits.
+    Rows are ordered by feature, then by sample. Every feature has the same number of samples, or
+    those in `batch_sizes`. `positions` requests the position of each key in its source row, and
+    `sequence` the permutation back to the input's order. With `local_keys`, the result holds the
+    keys as their owners number them (`Router.local_keys`); tables that keep global keys do not need
+    that. 32-bit lengths and keys are widened. The sum of the lengths is checked on the CPU; on a
+    device only with `validate`, because the check waits for the device.
 
     >>> routers = [Router("roundrobin", 2)]
     >>> lengths, keys = torch.tensor([2, 1]), torch.tensor([5, 4, 8])
@@ -212,7 +213,7 @@ def bucketize_by_torch(
     sequence: bool = False,
     local_keys: bool = False,
 ) -> Bucketized:
-    """The same by torch's ops, of checked input: on every device, and what we measure against."""
+    """Does the same for checked input by torch operations; also the benchmark baseline."""
     rows, n, shards = len(lengths), len(keys), routers[0].shards
     splits = _splits(lengths)
     key_rows = torch.repeat_interleave(
@@ -242,12 +243,12 @@ def bucketize_by_torch(
 def bucketize_by_kernel(
     batch: BucketizeBatch, positions: bool, sequence: bool, local_keys: bool
 ) -> Bucketized:
-    """On a device, of checked input: a kernel names the owners, torch's sort orders by them."""
+    """Does the same for checked input on a device, by a kernel and torch's sort."""
     from ..kernels.route import move, route
 
     features, (rules, bounds) = len(batch.routers), _rules(batch.routers)
     told = torch.cat([rules.view(-1), torch.tensor(batch.feature_rows), bounds])
-    told = told.to(batch.keys.device, non_blocking=True)  # one copy, which nobody waits for
+    told = told.to(batch.keys.device, non_blocking=True)  # one copy that does not block
     rules, feature_rows, bounds = told.split([rules.numel(), features + 1, len(bounds)])
     found = route(
         *(batch.keys, _splits(batch.lengths), feature_rows, rules, bounds, batch.shards),
@@ -266,7 +267,7 @@ def bucketize_by_kernel(
 
 
 def _rules(routers: Sequence[Router]) -> tuple[Tensor, Tensor]:
-    """What the kernel is told of each router, and the bounds of all of them."""
+    """Returns the kernel's parameters of each router, and the bounds of all routers."""
     rules, bounds = [], [0]
     for router in routers:
         own = [signed64(bound) for bound in router.bounds or ()]

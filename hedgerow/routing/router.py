@@ -1,4 +1,4 @@
-"""Routes keys to shards: which shard owns a key, under each routing rule."""
+"""`Router`: which shard owns a key, under each routing rule."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..core.records import Record
 from ..core.shapes import Bool, Int32, Int64
 
 SUPPORTED_DIST_TYPES = ("continuous", "roundrobin", "hash_roundrobin")
-"""What `dist_type` may be; the place in this list is the code of the rule."""
+"""The values of `dist_type`; the position in this tuple is the code of the rule."""
 
 
 def check_dist_type(owner: str, dist_type: str, rows: int | None) -> None:
-    """One of the three words, and rows where the rule needs them.
+    """Raises if `dist_type` is unknown, or needs `rows` and has none.
 
     >>> check_dist_type("Table", "roundrobin", None)
     """
@@ -35,7 +35,7 @@ def check_dist_type(owner: str, dist_type: str, rows: int | None) -> None:
 
 
 def codes(dist_types: Iterable[str]) -> Int32[Tensor, "features"]:
-    """One number a feature: 0 continuous, 1 roundrobin, 2 hash_roundrobin.
+    """Returns one code per feature: 0 continuous, 1 roundrobin, 2 hash_roundrobin.
 
     >>> codes(["hash_roundrobin", "continuous"])
     tensor([2, 0], dtype=torch.int32)
@@ -46,22 +46,22 @@ def codes(dist_types: Iterable[str]) -> Int32[Tensor, "features"]:
     return torch.tensor([SUPPORTED_DIST_TYPES.index(word) for word in words], dtype=torch.int32)
 
 
-_LEAST_INT64 = -(2**63)  # flipping the top bit turns unsigned order into signed order
+_LEAST_INT64 = -(2**63)  # flipping the top bit maps unsigned order to signed order
 
 
 def unsigned_order(keys: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-    """Numbers whose signed order is the unsigned order of `keys`.
+    """Returns numbers whose signed order is the unsigned order of `keys`.
 
-    >>> ordered(torch.tensor([0, -1])).tolist() == [-(2**63), 2**63 - 1]
+    >>> unsigned_order(torch.tensor([0, -1])).tolist() == [-(2**63), 2**63 - 1]
     True
     """
     return keys ^ _LEAST_INT64
 
 
 def unsigned_below(keys: Int64[Tensor, "n"], limit: int) -> Bool[Tensor, "n"]:
-    """Which keys are below an unsigned number.
+    """Returns which keys are below a limit, as unsigned numbers.
 
-    >>> below(torch.tensor([5, -1]), 2**64 - 1).tolist()
+    >>> unsigned_below(torch.tensor([5, -1]), 2**64 - 1).tolist()
     [True, False]
     """
     return unsigned_order(keys) < signed64(limit ^ 2**63)
@@ -70,28 +70,31 @@ def unsigned_below(keys: Int64[Tensor, "n"], limit: int) -> Bool[Tensor, "n"]:
 def unsigned_divide(
     keys: Int64[Tensor, "n"], by: int
 ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
-    """Quotient and rest of unsigned keys; `by` lies in 1..2^63-1.
+    """Returns quotient and remainder of unsigned keys; `by` is in 1..2^63-1.
 
-    >>> quotient, rest = divide(torch.tensor([9, -1]), 10)
+    >>> quotient, rest = unsigned_divide(torch.tensor([9, -1]), 10)
     >>> quotient.tolist(), rest.tolist()
     ([0, 1844674407370955161], [9, 5])
     """
-    half = (keys >> 1) & (2**63 - 1)  # the mask makes the signed shift a logical one
+    half = (keys >> 1) & (2**63 - 1)  # the mask turns the arithmetic shift into a logical one
     quotient = half.div(by, rounding_mode="floor") << 1
-    rest = keys - quotient * by  # below twice `by`, so perhaps beyond the signed numbers
+    rest = keys - quotient * by  # below twice `by`, so it may exceed the largest int64
     over = ~unsigned_below(rest, by)
     return quotient + over, torch.where(over, rest - by, rest)
 
 
 @dataclass(frozen=True)
 class Router(Record):
-    """Spreads keys over `shards`. Every 64-bit pattern is a key, read as unsigned.
+    """Assigns keys to `shards`. Every 64-bit pattern is a key, read as an unsigned number.
 
-    `roundrobin` is the key modulo the shards; `hash_roundrobin` mixes the bits first, so that
-    patterns in the ids do not pile up on one shard; `continuous` gives every shard an equal range
-    of the `rows` keys from 0 on, and the keys beyond by modulo. `bounds`, the first key of every
-    shard (and the end of the last, if there is one more), override the rule: keys from the end on
-    go by modulo. With `rank0_empty` shard 0 owns nothing.
+    - `roundrobin`: the key modulo the number of shards.
+    - `hash_roundrobin`: as `roundrobin` after mixing the bits, so that patterns in the ids do not
+      put too many keys on one shard.
+    - `continuous`: every shard gets an equal range of the keys from 0 to `rows`. Larger keys go by
+      modulo.
+
+    `bounds` replaces the rule. It holds the first key of every shard, and optionally the end of the
+    last shard; keys from the end on go by modulo. With `rank0_empty`, shard 0 owns no keys.
 
     >>> Router("roundrobin", 10).owners(torch.tensor([9, 10, -1])).tolist()
     [9, 0, 5]
@@ -124,7 +127,7 @@ class Router(Record):
         else:
             check_dist_type("Router", self.dist_type, self.rows)
         if self.dist_type != "continuous" or self.bounds is not None:
-            object.__setattr__(self, "rows", None)  # it says nothing then: equal rules are equal
+            object.__setattr__(self, "rows", None)  # unused then; None keeps equal rules equal
         if self.rows is not None and self.rows + self.shards >= 2**63:
             raise ConfigError(f"Router.rows is {self.rows}; with the shards it must be below 2^63.")
 
@@ -146,12 +149,12 @@ class Router(Record):
 
     @property
     def code(self) -> int:
-        """0 continuous, 1 roundrobin, 2 hash_roundrobin."""
+        """The code of the rule: 0 continuous, 1 roundrobin, 2 hash_roundrobin."""
         return SUPPORTED_DIST_TYPES.index(self.dist_type)
 
     @property
     def formula(self) -> str:
-        """The owner of a key in words, where `id` is its 64 bits as an unsigned number.
+        """The owner of a key as a formula, where `id` is its 64 bits as an unsigned number.
 
         >>> Router("hash_roundrobin", 8).formula
         'mix64(id) mod 8'
@@ -169,12 +172,12 @@ class Router(Record):
 
     @property
     def renames(self) -> bool:
-        """Whether `local_keys` differ from keys."""
+        """Whether `local_keys` differ from the keys."""
         return self.bounds is not None or self.dist_type == "continuous"
 
     @property
     def block(self) -> int:
-        """Keys of every shard's range under `continuous`; 0 under other rules."""
+        """The number of keys in every shard's range under `continuous`; 0 under other rules."""
         return 0 if self.rows is None else -(-self.rows // self._owning)
 
     @property
@@ -182,11 +185,14 @@ class Router(Record):
         return self.shards - self.rank0_empty
 
     def numbers(self) -> tuple[int, int, int]:
-        """What the core needs: shards that own keys, empty ones before them, keys of a range."""
+        """Returns numbers for the core: owning shards, empty shards before them, keys per range."""
         return self._owning, int(self.rank0_empty), self.block
 
     def owners(self, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """The shard of each key, on the device of the keys. int32 keys are widened first."""
+        """Returns the shard of each key, on the device of the keys.
+
+        int32 keys are widened first.
+        """
         if _by_torch(ids):
             return self.places_by_torch(ids)[0]
         keys = widened("ids", ids)
@@ -195,12 +201,12 @@ class Router(Record):
         return owners
 
     def local_keys(self, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """The keys as a dense table of their owner would number them.
+        """Returns the keys as a dense table of their owner would number them.
 
-        Under `continuous` and `bounds` a key is counted from the begin of its owner's range; a key
-        beyond all ranges becomes key div shards, which is beyond the range under `continuous` but
-        may meet another under `bounds`. Under other rules keys keep their names. Our tables keep
-        global keys under every rule.
+        Under `continuous` and `bounds`, keys are counted from the start of their owner's range. A
+        key beyond all ranges becomes key div shards. Under `continuous` that is beyond the range,
+        too; under `bounds` it may equal another local key. Other rules do not change the keys.
+        Tables of this package keep global keys under every rule.
 
         >>> Router("continuous", 2, rows=100).local_keys(torch.tensor([49, 50, 101])).tolist()
         [49, 0, 50]
@@ -232,7 +238,7 @@ class Router(Record):
     def places_by_torch(
         self, ids: Int64[Tensor, "n"]
     ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
-        """Owners and local keys by torch's ops: on every device, and in compiled graphs."""
+        """Returns owners and local keys by torch operations, also in compiled graphs."""
         keys = _plain(ids)
         if not self.renames:
             hashed = mix64(keys) if self.dist_type == "hash_roundrobin" else keys
@@ -253,7 +259,10 @@ class Router(Record):
 
 
 def widened(name: str, keys: Tensor) -> Int64[Tensor, "n"]:
-    """CPU keys as int64: 32-bit ones with their sign, so that a number has one owner."""
+    """Returns CPU keys as int64.
+
+    int32 keys keep their sign, so that equal numbers have equal owners.
+    """
     if isinstance(keys, Tensor) and keys.dtype == torch.int32:
         checks.tensor(name, keys, torch.int32, (None,))
         return keys.long()

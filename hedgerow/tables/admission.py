@@ -1,4 +1,4 @@
-"""Admission rules: which absent ids get a row; the sliding filter that counts recent ids."""
+"""Admission rules, which decide what absent ids get a row, and the filter that counts ids."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..core.shapes import Int64, UInt8
 from . import arguments
 from .slot_key import check_slot_key, slot_key_of
 
-CAPACITY_IDS, SPLIT_NUM = 300_000_000, 7  # Monolith's defaults
-MAX_COUNT = 255  # a cell has 8 bits for it
+CAPACITY_IDS, SPLIT_NUM = 300_000_000, 7  # as in Monolith
+MAX_COUNT = 255  # a cell has 8 bits for the count
 
 
 @dataclass(frozen=True)
 class FilterMeta(Record):
-    """What a filter's state is of, and what its arrays look like; fit for JSON.
+    """Describes a filter's state and the format of its arrays; can be written as JSON.
 
     >>> SlidingFilter(capacity_ids=600).dump().meta.head_increment
     0
@@ -37,30 +37,30 @@ class FilterMeta(Record):
     head: int
     head_increment: int
     failures: int
-    arrays: tuple[tuple[int, int, int], ...]  # bytes of a cell, cells, ids
-    slot_key: int = 0  # where ids are counted depends on it; 0 is what release 0.1 did
+    arrays: tuple[tuple[int, int, int], ...]  # bytes per cell, cells, ids
+    slot_key: int = 0  # determines the cells of ids; 0 gives those of release 0.1
 
     def settings(self) -> dict[str, int]:
-        """What two filters must share to exchange state."""
+        """Returns the settings that must be equal in two filters that exchange their states."""
         names = ("capacity_ids", "split_num", "seed", "max_count")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, eq=False)
 class FilterState:
-    """A filter's whole state at one moment."""
+    """The whole state of a filter at one moment."""
 
     meta: FilterMeta
     arrays: tuple[UInt8[Tensor, "bytes"], ...]
 
 
 class SlidingFilter:
-    """Counts ids over about the last `capacity_ids` distinct ones; behind one lock.
+    """Counts ids over about the last `capacity_ids` distinct ids. Thread-safe: it owns a lock.
 
-    Tables that share a filter do not mix: ids count by table. Memory grows with the ids seen, up to
-    about 5 bytes an id of the capacity. An id that finds no cell counts as seen often enough, and
-    `failures` rises. Counts stop at `max_count`. Where ids are counted depends on the `slot_key`,
-    which is drawn at random unless it is given; it is part of the state.
+    Tables that share a filter count their ids separately. Memory grows with the number of ids seen,
+    up to about 5 bytes per id of the capacity. An id that finds no cell counts as seen often
+    enough, and `failures` increases. Counts stop at `max_count`. The `slot_key` determines in which
+    cells ids are counted. It is drawn at random unless given, and is part of the state.
 
     >>> seen = SlidingFilter(capacity_ids=1000)
     >>> seen.add(torch.tensor([7, 7, 8]), table="user").tolist()
@@ -103,7 +103,7 @@ class SlidingFilter:
     def add(
         self, ids: Int64[Tensor, "n"], *, table: str, counts: Int64[Tensor, "n"] | None = None
     ) -> UInt8[Tensor, "n"]:
-        """Counts ids in order, each once or `counts` times, and gives their counts before."""
+        """Counts ids in order, each once or `counts` times; returns their counts before."""
         checks.tensor("ids", ids, torch.int64, (None,))
         arguments.occurrences(counts, len(ids))
         before = torch.empty(len(ids), dtype=torch.uint8)
@@ -112,19 +112,19 @@ class SlidingFilter:
         return before
 
     def counts(self, ids: Int64[Tensor, "n"], *, table: str) -> UInt8[Tensor, "n"]:
-        """The counts of ids; nothing is counted."""
+        """Returns the counts of ids. Counts nothing."""
         checks.tensor("ids", ids, torch.int64, (None,))
         out = torch.empty(len(ids), dtype=torch.uint8)
         self.core.count_many(table_key(table), ids.data_ptr(), len(ids), out.data_ptr())
         return out
 
     def meta(self) -> FilterMeta:
-        """The state without its arrays."""
+        """Returns the description of the state, without its arrays."""
         return self._meta(self.core.dump(0, 0))
 
     @property
     def head(self) -> int:
-        """The array that takes new ids."""
+        """The number of the array that takes new ids."""
         return self.meta().head
 
     @property
@@ -134,25 +134,25 @@ class SlidingFilter:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Ids in each array."""
+        """The number of ids in each array."""
         return tuple(size for _, _, size in self.meta().arrays)
 
     @property
     def failures(self) -> int:
-        """Ids that found no cell."""
+        """The number of ids that found no cell."""
         return self.meta().failures
 
     def memory_bytes(self) -> int:
-        """Bytes of all arrays."""
+        """Returns the bytes of all arrays."""
         return self.core.memory()
 
     def clear(self) -> None:
-        """Forgets all ids of all tables and gives the memory of their counts back."""
+        """Forgets all ids of all tables and frees the memory of their counts."""
         unused = [(0, 0, 0)] * self.split_num
         self.core.restore(self.meta().slot_key, 0, 0, 0, unused, 0, 0)
 
     def dump(self) -> FilterState:
-        """All of it at one moment, also while others count.
+        """Returns the whole state at one moment, also while other threads count.
 
         >>> seen, other = SlidingFilter(capacity_ids=600), SlidingFilter(capacity_ids=600)
         >>> _ = seen.add(torch.tensor([7]), table="user")
@@ -169,7 +169,10 @@ class SlidingFilter:
             raw = torch.empty(sum(sizes), dtype=torch.uint8)
 
     def restore(self, state: FilterState) -> None:
-        """Puts back what `dump` gave, of equal settings; a damaged state changes nothing."""
+        """Restores a state that a filter with equal settings dumped.
+
+        A damaged state changes nothing.
+        """
         mine, given = self.meta().settings(), state.meta.settings()
         differ = [f"{n} {given[n]}, not {mine[n]}" for n in mine if given[n] != mine[n]]
         if differ:
@@ -197,7 +200,7 @@ class SlidingFilter:
 
 
 def check_sizes(owner: str, capacity_ids: int, split_num: int) -> None:
-    """Sizes that a filter can have, for a configuration.
+    """Raises if a filter cannot have these sizes; `owner` names the setting in the message.
 
     >>> check_sizes("Within", 1000, 7)
     """
@@ -213,7 +216,7 @@ def check_sizes(owner: str, capacity_ids: int, split_num: int) -> None:
 
 
 def table_key(table: str) -> int:
-    """The number that keeps a table's ids apart in a shared filter.
+    """Returns the number that keeps a table's ids apart in a shared filter.
 
     >>> table_key("user") == table_key("item")
     False
@@ -223,16 +226,17 @@ def table_key(table: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionQuestion:
-    """What a rule asks about an absent id, wherever rows live; its answer has one `form`.
+    """What an admission rule checks for an absent id, on any device; `form` is the kind of check.
 
-    "count": was it counted `parameter` times before. "each", "unequal" and "equal": a draw, with
-    `parameter` as `native.admission_probability` takes it. `slots` are parameters of slots.
+    With "count", an id passes if it was counted at least `parameter` times before. With "each",
+    "unequal" and "equal", a random draw decides; `native.admission_probability` defines how
+    `parameter` gives the probability. `slots` holds other parameters for single slots of ids.
     """
 
     form: str
     parameter: float
     slots: tuple[tuple[int, float], ...] = ()
-    may_never_pass: bool = False  # a count may stop below the parameter
+    may_never_pass: bool = False  # the filter's counts may stop below the parameter
 
 
 class AdmissionRule(Record):
@@ -241,15 +245,15 @@ class AdmissionRule(Record):
     needs_step: ClassVar[bool] = False  # decisions depend on the step
 
     def question(self) -> AdmissionQuestion | None:
-        """What is asked about absent ids; None lets everything in."""
+        """Returns what is checked for absent ids; None admits every id."""
         raise NotImplementedError
 
     def filter_settings(self) -> dict[str, int]:
-        """Settings of the filter that a table makes if it was given none, without the seed."""
+        """Returns the settings of the filter that a table makes by default, without the seed."""
         return {}
 
     def own_filter(self, seed: int, slot_key: int | None = None) -> SlidingFilter | None:
-        """The filter that a table makes if it was given none; None where nothing is counted."""
+        """Returns the filter that a table makes by default; None if the rule counts nothing."""
         asked = self.question()
         if asked is None or asked.form != "count":
             return None
@@ -258,7 +262,7 @@ class AdmissionRule(Record):
     def rule(
         self, *, table: str, seed: int, filter: SlidingFilter | None
     ) -> native.Admission | None:
-        """The core's rule for a table; None lets everything in."""
+        """Returns the core's rule for a table; None admits every id."""
         asked = self.question()
         if asked is None:
             return None
@@ -275,10 +279,10 @@ class AdmissionRule(Record):
 class Count(AdmissionRule):
     """Admits an id on its `n`-th sighting; `Count(1)` admits every id.
 
-    Sightings are counted by occurrence, over about the last 300 million distinct ids. All sightings
-    of an id in one call are one question, answered by its count before the call: an id that comes
-    five times in its first call has five sightings, and gets its row with the next call. Where a
-    call takes occurrences one by one (`per_occurrence=True`), each is a question of its own.
+    Every occurrence is a sighting; the count covers about the last 300 million distinct ids. The
+    rule decides once per id of a call, by the count before the call. With `Count(3)`, an id that
+    occurs five times in its first call is therefore admitted in the next call. With
+    `per_occurrence=True`, the rule decides for each occurrence in order.
 
     >>> Count(3).n
     3
@@ -291,7 +295,7 @@ class Count(AdmissionRule):
         _check_sightings("Count", self.n)
 
     def question(self) -> AdmissionQuestion | None:
-        """By the count before."""
+        """Returns a check of the count before the call."""
         return AdmissionQuestion("count", self.n - 1) if self.n > 1 else None
 
 
@@ -313,11 +317,11 @@ class Within(AdmissionRule):
         _check_sightings("Within", self.n)
 
     def question(self) -> AdmissionQuestion | None:
-        """By the count before."""
+        """Returns a check of the count before the call."""
         return AdmissionQuestion("count", self.n - 1) if self.n > 1 else None
 
     def filter_settings(self) -> dict[str, int]:
-        """Of the window's size."""
+        """Returns a capacity of the window's size."""
         return {"capacity_ids": self.window_ids}
 
 
@@ -325,8 +329,9 @@ class Within(AdmissionRule):
 class Chance(AdmissionRule):
     """Admits an absent id with probability `p` at every sighting. Takes no memory.
 
-    The draw follows from the table's seed, the id and the step, so `apply_gradients` needs `step=`;
-    `assign` and `assign_add` take `ts` for it. An id asked twice at one step gets one answer.
+    The draw is determined by the table's seed, the id and the step, so `apply_gradients` needs
+    `step=`; `assign` and `assign_add` use `ts` as the step. Equal ids at the same step get the same
+    answer.
 
     >>> Chance(0.25).p
     0.25
@@ -342,12 +347,12 @@ class Chance(AdmissionRule):
             raise ConfigError(f"Chance.p is {self.p!r}; a probability is at most 1.")
 
     def question(self) -> AdmissionQuestion | None:
-        """By a draw for every occurrence."""
+        """Returns a check by one draw per occurrence."""
         return AdmissionQuestion("each", self.p) if self.p < 1 else None
 
 
 def check_reachable(table: str, asked: AdmissionQuestion, max_count: int) -> None:
-    """Refuses a threshold that the counts of a filter never reach."""
+    """Raises if the counts of a filter can never reach the rule's threshold."""
     largest = max([asked.parameter, *(value for _, value in asked.slots)])
     if largest > max_count and not asked.may_never_pass:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Change feeds: which rows of a table changed since a consumer last asked."""
+"""Change feeds: which rows of a table changed since a consumer last took them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 Overflow = Literal["whole_table", "forget"]
 
-DEFAULT_CAPACITY = 2_097_152  # keys: 64 MiB of 32 bytes in Monolith
+DEFAULT_CAPACITY = 2_097_152  # keys; Monolith has 64 MiB of 32 bytes each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TouchedBatch:
-    """What a take gave: distinct ids in no particular order, or word that any may have changed.
+    """The result of a take: distinct ids in arbitrary order, or the whole table.
 
-    With `whole_table` there are no ids: send every row. `forgotten` counts keys that a consumer
-    with `overflow="forget"` dropped since the take before.
+    With `whole_table`, any row may have changed and `ids` is empty: send every row. `forgotten` is
+    the number of keys that a consumer with `overflow="forget"` dropped since the take before.
 
-    >>> Touched(torch.tensor([7]), whole_table=False, forgotten=0).ids.tolist()
+    >>> TouchedBatch(torch.tensor([7]), whole_table=False, forgotten=0).ids.tolist()
     [7]
     """
 
@@ -46,20 +46,23 @@ class TouchedBatch:
 
 
 class TouchedSource(Protocol):
-    """Where changed keys come from: what a publisher takes, and gives back if it could not send."""
+    """A source of changed keys.
+
+    A publisher takes keys, and gives them back if it could not send them.
+    """
 
     def take(self) -> TouchedBatch:
-        """The keys changed since the last take."""
+        """Returns and forgets the keys changed since the last take."""
         ...
 
     def give_back(self, taken: TouchedBatch | Int64[Tensor, "n"]) -> None:
-        """Puts keys back, for the next take."""
+        """Gives keys back; the next take returns them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TouchedSettings:
-    """How a consumer collects: see `HostTable.touched`.
+    """How a consumer collects keys; see `HostTable.touched`.
 
     >>> TouchedSettings().capacity
     2097152
@@ -84,10 +87,10 @@ class TouchedSettings:
 
 
 class TouchedKeys:
-    """One consumer's touched keys of one table, from `HostTable.touched`; safe from many threads.
+    """The touched keys of one consumer of one table, from `HostTable.touched`. Thread-safe.
 
-    A key touched during a take is in this take or in the next. Collecting costs memory up to
-    `capacity` keys (about 16 bytes each) and goes on until `close`.
+    A key that is touched during a take is in this take or in the next one. Collecting takes about
+    16 bytes per key, for up to `capacity` keys, and goes on until `close`.
 
     >>> from hedgerow import HostTable, Segment, Sgd, TableConfig, Zeros
     >>> table = HostTable(TableConfig("user", (Segment(1, Zeros(), Sgd(lr=0.1)),)))
@@ -108,8 +111,8 @@ class TouchedKeys:
     ) -> None:
         self.name = name
         self.settings = settings
-        self.since: str | None = None  # the consumer's own mark of what it delivered last
-        self.delivering = threading.Lock()  # held by one who has taken keys and not yet delivered
+        self.since: str | None = None  # a value of the consumer: what it delivered last
+        self.delivering = threading.Lock()  # held from taking keys until they are delivered
         self._table = table
         self._forget_name = forget_name
         self._closed = False
@@ -122,7 +125,7 @@ class TouchedKeys:
         return f"TouchedKeys({self.name!r}, {state})"
 
     def take(self) -> TouchedBatch:
-        """The keys touched since the last take; it starts collecting anew."""
+        """Returns and forgets the keys touched since the last take."""
         self._check_open()
         parts: list[Tensor] = []
         shard, done, whole, forgotten, least = 0, False, False, 0, 1
@@ -136,7 +139,7 @@ class TouchedKeys:
                 whole, forgotten = whole or some_lost, forgotten + dropped
                 if got:
                     parts.append(ids[:got])
-            if len(parts) == 1:  # as nearly always: nothing was touched meanwhile
+            if len(parts) == 1:  # nearly always: nothing was touched meanwhile
                 taken = parts[0]
             else:
                 taken = (
@@ -151,7 +154,7 @@ class TouchedKeys:
         return TouchedBatch(taken[:0] if whole else taken, whole, forgotten)
 
     def give_back(self, taken: TouchedBatch | Int64[Tensor, "n"]) -> None:
-        """Puts keys back for the next take: what was taken could not be delivered."""
+        """Gives back keys that could not be delivered; the next take returns them."""
         self._check_open()
         ids = taken.ids if isinstance(taken, TouchedBatch) else taken
         checks.tensor("ids", ids, torch.int64, (None,))
@@ -165,12 +168,12 @@ class TouchedKeys:
         self._table.touch(self._consumer, ids.data_ptr(), len(ids))
 
     def size(self) -> int:
-        """Keys that wait to be taken; those of a full consumer do not count."""
+        """Returns the number of keys to be taken, without those of a consumer that overflowed."""
         self._check_open()
         return self._table.touched_use(self._consumer)[0]
 
     def overflows(self) -> int:
-        """How often there were more keys than the capacity, since the consumer was opened."""
+        """Returns how often more keys than the capacity were touched since the opening."""
         self._check_open()
         return self._table.touched_use(self._consumer)[1]
 
@@ -201,29 +204,29 @@ class ChangeSource(Protocol):
         all_changes: bool = False,
         overflow: Overflow = "whole_table",
     ) -> TouchedSource:
-        """The keys that changed since `consumer` last took them."""
+        """Returns the change feed of `consumer`: the keys changed since it last took them."""
         ...
 
     def lookup(self, keys: Int64[Tensor, "n"]) -> Lookup:
-        """Rows as they are now; zeros where there is none."""
+        """Returns the present rows; an absent key gives zeros."""
         ...
 
 
 @runtime_checkable
 class SyncClient(Protocol):
-    """Who consumes touched keys: what a table takes as `sync_client`."""
+    """A consumer of touched keys, which a table takes as `sync_client`."""
 
     def attach(self, name: str, table: ChangeSource) -> None:
-        """Follows a table, which receivers know by `name`."""
+        """Follows a table; receivers know it by `name`."""
         ...
 
     def attach_multi(self, name: str, tables: Mapping[str, ChangeSource]) -> None:
-        """Follows tables that receivers know together by `name`, in this order."""
+        """Follows several tables; receivers know all of them by one `name`, in this order."""
         ...
 
 
 def checked_client(client: object) -> SyncClient:
-    """The client itself, or an error that says what it lacks.
+    """Returns the client, or raises an error that says what it lacks.
 
     >>> checked_client(object())
     Traceback (most recent call last):
@@ -239,11 +242,11 @@ def checked_client(client: object) -> SyncClient:
 
 
 class RemoteChangeSource(ChangeSource, Protocol):
-    """A table on a server whose rows can be sent elsewhere: changed ones, and all of them."""
+    """A table on a server whose rows can be sent elsewhere: the changed ones, or all."""
 
     @property
     def dim(self) -> int:
-        """Columns."""
+        """The number of columns."""
         ...
 
     def touched(
@@ -254,43 +257,43 @@ class RemoteChangeSource(ChangeSource, Protocol):
         all_changes: bool = False,
         overflow: Overflow = "whole_table",
     ) -> RemoteTouchedSource:
-        """The keys that changed since `consumer` last took them."""
+        """Returns the change feed of `consumer`: the keys changed since it last took them."""
         ...
 
     def read(
         self, ids: Int64[Tensor, "n"], *, step: int | None = None
     ) -> tuple[Float32[Tensor, "n dim"], Bool[Tensor, "n"]]:
-        """Rows as they are now, and which of them are there."""
+        """Returns the present rows, and which keys have one."""
         ...
 
     def all_ids(self) -> Iterator[Int64[Tensor, "n"]]:
-        """The ids of all rows, in slices."""
+        """Yields the ids of all rows, in slices."""
         ...
 
 
 class RemoteTouchedSource(TouchedSource, Protocol):
-    """Touched keys that are collected elsewhere, where a restart may forget them."""
+    """Touched keys that another process collects; a restart of that process may lose them."""
 
     @property
     def life(self) -> int:
-        """Another number after keys may have been lost: every row may have changed."""
+        """A number that changes when keys may have been lost; every row may then have changed."""
         ...
 
     @property
     def began_empty(self) -> bool:
-        """Whether the rows were lost meanwhile: a server was restarted, and had none then."""
+        """Whether the rows were lost meanwhile: the server was restarted and had no rows then."""
         ...
 
     def close(self) -> None:
-        """Collects no more."""
+        """Stops collecting."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowShard:
-    """One shard of a model's rows, to be followed: its tables by name, and who owns which key.
+    """One shard of a model's rows whose changes are followed: tables and routers by name.
 
-    Tables are those of this process, or of the server that is this shard.
+    The tables are those of this process, or of the server that is this shard.
     """
 
     shard: int
@@ -305,9 +308,10 @@ def rows_after(
     fronts: Sequence[tuple[bytes, bytes]],
     step: int,
 ) -> bytes | None:
-    """Ids and rows of tables, as a model sees them in eval, behind `fronts`; None if one is absent.
+    """Returns ids and rows of tables, as a model sees them in eval; None if an id has no row.
 
-    In one piece of memory, in which every row is written once: what a push sends.
+    Each table's ids and rows follow the two byte strings of its entry in `fronts`. The result is
+    one `bytes` object into which every row is written once, ready to be pushed.
     """
     flat = [one.contiguous() for one in ids]
     return native.rows_after(
@@ -323,11 +327,11 @@ def rows_after(
 def rows_present(
     table: HostTable, ids: Int64[Tensor, "n"], step: int | None = None
 ) -> tuple[Float32[Tensor, "n dim"], Bool[Tensor, "n"]]:
-    """Rows as a model sees them in eval, and which of them are there.
+    """Returns rows as a model sees them in eval, and which keys have a row.
 
-    An absent row reads as zeros, so that only rows that begin with one are looked for a second
-    time. One that comes or goes between the two is touched, so whoever follows the table reads it
-    again.
+    An absent key reads as zeros, so only rows whose first value is 0 are searched for a second
+    time. A row that is inserted or removed between the two searches is touched, so a consumer of
+    the change feed reads it again.
     """
     room = torch.empty(len(ids), table.layout.dim, dtype=torch.float32)
     table.lookup(ids, step=step, out=room)

@@ -1,4 +1,4 @@
-"""How serving rows are stored, and how a training row reads through that storage."""
+"""Compressed formats of serving rows, and what a training lookup shows of them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..core.shapes import Float32
 class Compressor(Record):
     """Base of every compressor.
 
-    In training only two of them show: `FixedR8` (a lookup returns the rounded value) and `OneBit`
-    (a lookup returns a smooth step, and the gradient goes through it).
+    Two of them affect training: with `FixedR8`, a lookup returns the rounded value; with `OneBit`,
+    it returns a smooth step function, and the gradient passes through that function.
     """
 
     stored_dtype: ClassVar[torch.dtype] = torch.float32
@@ -27,15 +27,15 @@ class Compressor(Record):
 
     @property
     def bytes_per_value(self) -> int:
-        """Storage of one value in a serving row."""
+        """The bytes of one value in a serving row."""
         return self.stored_dtype.itemsize
 
     def codec(self) -> native.Codec:
-        """The core's form."""
+        """Returns the core's codec."""
         return native.Codec(self.kind)
 
     def encode(self, values: Float32[Tensor, "..."]) -> Tensor:
-        """Codes of `values`.
+        """Returns the codes of `values`.
 
         >>> FixedR8(1.0).encode(torch.tensor([0.5, -2.0])).tolist()
         [64, -128]
@@ -46,7 +46,7 @@ class Compressor(Record):
         return out
 
     def decode(self, codes: Tensor) -> Float32[Tensor, "..."]:
-        """Values of `codes`."""
+        """Returns the values of `codes`."""
         if codes.dtype != self.stored_dtype:
             raise ConfigError(f"codes are {codes.dtype}; {self.kind} stores {self.stored_dtype}.")
         codes = codes.contiguous()
@@ -55,7 +55,7 @@ class Compressor(Record):
         return out
 
     def view(self, values: Float32[Tensor, "..."], step: int = 0) -> Float32[Tensor, "..."]:
-        """What a training lookup at `step` returns for a stored row."""
+        """Returns what a training lookup at `step` gives for a stored row."""
         values = _contiguous(values)
         out = torch.empty_like(values)
         step = checks.count("step", step)
@@ -65,7 +65,7 @@ class Compressor(Record):
     def view_gradient(
         self, values: Float32[Tensor, "..."], grad: Float32[Tensor, "..."], step: int = 0
     ) -> Float32[Tensor, "..."]:
-        """Gradient of the stored row from the gradient of its view; `grad` is left alone."""
+        """Returns the gradient of the stored row from that of its view; `grad` is not changed."""
         values, grad = _contiguous(values), _contiguous(grad)
         checks.tensor("grad", grad, torch.float32, tuple(values.shape))
         out = torch.empty_like(grad)
@@ -87,14 +87,14 @@ def _contiguous(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Fp32(Compressor):
-    """Four bytes, as they are."""
+    """Four bytes per value, uncompressed."""
 
     kind = "fp32"
 
 
 @dataclass(frozen=True)
 class Fp16(Compressor):
-    """IEEE half, to the nearest, ties to even; beyond 65504 it is infinite."""
+    """IEEE half precision, rounded to nearest, ties to even; values above 65504 become infinite."""
 
     kind = "fp16"
     stored_dtype = torch.float16
@@ -102,7 +102,7 @@ class Fp16(Compressor):
 
 @dataclass(frozen=True)
 class Bf16(Compressor):
-    """Brain float: half the bytes, the whole range of fp32."""
+    """bfloat16: half the bytes of fp32, with the same range."""
 
     kind = "bf16"
     stored_dtype = torch.bfloat16
@@ -110,7 +110,7 @@ class Bf16(Compressor):
 
 @dataclass(frozen=True)
 class FixedR8(Compressor):
-    """One byte in steps of range / 128, cut at the ends.
+    """One byte per value, in steps of range / 128, clamped at the ends.
 
     >>> FixedR8(5.0).view(torch.tensor([0.0625, 100.0])).tolist()
     [0.078125, 4.9609375]
@@ -121,19 +121,19 @@ class FixedR8(Compressor):
     range: float = 1.0
 
     def __post_init__(self) -> None:
-        checks.setting("FixedR8", "range", self.range, least=1e-30)  # its 128th part is a float too
+        checks.setting("FixedR8", "range", self.range, least=1e-30)  # range / 128 is a float too
 
     def codec(self) -> native.Codec:
-        """With its range."""
+        """Returns the core's codec with its range."""
         return native.Codec(self.kind, range=self.range)
 
 
 @dataclass(frozen=True)
 class OneBit(Compressor):
-    """The sign, as plus or minus `amplitude`; in training a tanh that steepens with the step.
+    """Stores the sign, as plus or minus `amplitude`.
 
-    Its slope changes only at multiples of `step_size`: init_scale * sqrt(1 + 0.005 step), at most
-    `max_scale`.
+    In training, a tanh that steepens with the step. The slope of the tanh is init_scale * sqrt(1 +
+    0.005 step), at most `max_scale`. It changes only at multiples of `step_size`.
     """
 
     kind = "one_bit"
@@ -150,7 +150,7 @@ class OneBit(Compressor):
             checks.setting("OneBit", name, getattr(self, name), above=0)
 
     def codec(self) -> native.Codec:
-        """With its scales."""
+        """Returns the core's codec with its scales."""
         return native.Codec(
             self.kind,
             amplitude=self.amplitude,

@@ -1,4 +1,4 @@
-"""What users write for one table, and the checked configuration that it becomes."""
+"""`Table`, which users write, and `TableConfig`, the checked configuration it resolves to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .initializers import Initializer, Uniform
 from .optimizers import Adagrad, Optimizer
 from .slot_key import check_slot_key
 
-# Reading a config from a file must know every kind, imported by the user or not.
+# A config read from a file may name any class of these modules, even one the user did not import.
 FAMILIES = (optimizers, monolith_rules)
 _PARTS: dict[str, tuple[type[Record], str]] = {
     "init": (Initializer, "Uniform(0.05)"),
@@ -28,14 +28,16 @@ _PARTS: dict[str, tuple[type[Record], str]] = {
 
 
 def check_part(setting: str, part: str, value: object) -> None:
-    """Refuses an init, optimizer or compressor of the wrong type; `setting` is what was typed.
+    """Raises if `value` is not a valid init, optimizer or compressor.
+
+    `setting` is the name of the setting in the error message.
 
     >>> check_part("Table('user', optimizer=...)", "optimizer", None)
     """
     family, example = _PARTS[part]
     if value is None or isinstance(value, family):
         return
-    # Monolith's optimizers have the names of ours, so each name is told once.
+    # Monolith's optimizers share their names with ours; the set lists each name once.
     names = sorted({member.__name__ for member in family.members().values()})
     raise ConfigError(
         f"{setting} is {value!r}; it must be one of {', '.join(names)}, as in {part}=hr.{example}."
@@ -44,7 +46,7 @@ def check_part(setting: str, part: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class Segment(Record):
-    """A run of columns of a row with its own initializer, optimizer and compressor.
+    """A range of columns of a row with its own initializer, optimizer and compressor.
 
     >>> from hedgerow.tables.initializers import Uniform
     >>> from hedgerow.tables.optimizers import Adagrad
@@ -70,21 +72,22 @@ class Segment(Record):
 
 @dataclass(frozen=True)
 class TableConfig(Record):
-    """One table, resolved.
+    """The resolved configuration of one table.
 
-    A training table needs an initializer and an optimizer in every segment; its compressors only
-    shape what a lookup returns. A serving table needs a compressor in every segment and stores rows
-    through it, without optimizer state.
+    In a training table, every segment needs an initializer and an optimizer; its compressor changes
+    only what a lookup returns. In a serving table, every segment needs a compressor; the table
+    stores its rows compressed, without optimizer state.
 
-    `seed` fixes first values and rounding; None takes it from the name. `not_finite` says what
-    happens to NaN and infinity in gradients and rows: "reject" raises and changes nothing, "drop"
-    leaves such rows and gradients out and counts them. `admit` says which absent ids a write may
-    give a row; None means all. `evict` says which rows leave when the table is told to evict, and
-    which expired rows are not saved. `also` are other names of the table: a load finds its rows
-    under any of them. `slot_key` is the secret by which ids are placed, which keeps ids that were
-    chosen to collide from slowing the table down; None draws one at random. It is saved with the
-    rows and changes none of them; set it where even the order of scans, or which id finds no room
-    in a full table on a device, must be the same in every run.
+    - `seed` determines initial values and rounding. None derives it from the name.
+    - `not_finite` says what happens to NaN and infinity in gradients and rows. "reject" raises an
+      error and changes nothing. "drop" leaves such rows and gradients out and counts them.
+    - `admit` decides which absent ids a write may insert. None admits all.
+    - `evict` decides which rows `evict()` removes, and which expired rows are not saved.
+    - `also` lists other names of the table. A load finds the table's rows under any of them.
+    - `slot_key` is the secret that determines the slots of ids. It prevents ids that were chosen to
+      collide from slowing the table down. None draws a random one. The key is saved with the rows
+      and does not change their values. Set it if the order of scans, or which ids find no slot in a
+      full table on a device, must be the same in every run.
 
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.optimizers import Sgd
@@ -170,12 +173,12 @@ class TableConfig(Record):
 
     @property
     def dim(self) -> int:
-        """Columns of a row."""
+        """The number of columns of a row."""
         return sum(segment.dim for segment in self.segments)
 
     @property
     def row_seed(self) -> int:
-        """The seed in use: `seed`, or one that follows from the name."""
+        """The seed in use: `seed`, or one derived from the name."""
         return self.seed if self.seed is not None else id64(self.name, "table seed") & (2**64 - 1)
 
 
@@ -185,16 +188,20 @@ DTYPES = ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a module: a name, a width, and the features whose ids own its rows.
+    """One table of a module: a name, a width, and the features whose ids share its rows.
 
-    `features` is the table's name if not given; several share the rows. `pooling` is how the ids of
-    a sample become one vector: "sum", "mean", "sqrtn" (the sum over the root of the number of ids),
-    "max", ("first", n): the first n vectors, or "none". `dtype` is what rows look like to the
-    model; they are trained in fp32. `dist_type` is the rule by which ranks share the ids:
-    "hash_roundrobin", "roundrobin", or "continuous", which needs `rows`; else `rows` is a hint for
-    the planner and for the room to start with. `segments` cuts a row into parts with initializers
-    and optimizers of their own, whose dims add up to `dim`; otherwise there is one. What is None
-    comes from the module.
+    - `features` are the names of the features that use the table; by default the table's own name.
+    - `pooling` combines the rows of a sample's ids into one vector: "sum", "mean", "sqrtn" (the sum
+      divided by the square root of the number of ids) or "max". ("first", n) gives the first n
+      rows, and "none" gives every row.
+    - `dtype` is the precision in which the model sees rows; they are trained in fp32.
+    - `dist_type` is the rule by which ranks share the ids: "hash_roundrobin", "roundrobin", or
+      "continuous", which needs `rows`.
+    - `rows` is otherwise a hint for the planner and for the initial capacity.
+    - `segments` splits a row into parts with their own initializers and optimizers; their dims add
+      up to `dim`. By default the row is one segment.
+
+    The module supplies every setting that is None.
 
     >>> table = Table("item", 4, features=["item", "history"], optimizer=Adagrad(lr=0.1))
     >>> table.features, table.resolve().dim
@@ -258,7 +265,7 @@ class Table:
         checks.whole("Table", "pooling[1]", self.pooling[1], least=1)
 
     def with_defaults(self, **defaults: object) -> Table:
-        """Itself, with what is None taken from `defaults`; segments keep their own."""
+        """Returns a copy whose None settings come from `defaults`; segments do not change."""
         own = ("init", "optimizer") if self.segments else ()
         missing = {
             name: value
@@ -273,7 +280,7 @@ class Table:
         not_finite: str = "reject",
         slot_key: int | None = None,
     ) -> TableConfig:
-        """The table with everything spelled out."""
+        """Returns the resolved configuration of the table."""
         codec = {"fp32": None, "fp16": Fp16(), "bf16": Bf16()}[self.dtype]
         init, optimizer = self.init or Uniform(0.05), self.optimizer or Adagrad()
         segments = tuple(self.segments) or (Segment(self.dim, init, optimizer),)

@@ -1,4 +1,4 @@
-"""The table of one process in the memory of one device, and its optimizer step."""
+"""`DeviceTable`: the table of one process in the memory of one device, and its optimizer step."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ class Update:
     """The checked arguments of one call of `apply_gradients`."""
 
     keys: TableKeys
-    found: Lookup | None  # where its rows were found
+    found: Lookup | None  # the lookup that the caller passed in place of keys
     grads: Float32[Tensor, "n dim"]
     rates: list[float]
-    number: int  # of the step; 0 where none was given and none is needed
-    at_step: int  # the number, or NO_STEP where none was given
+    number: int  # the step number; 0 if none was given and none is needed
+    at_step: int  # the step number, or NO_STEP if none was given
     counts: Int64[Tensor, "n"] | None
 
 
 class DeviceStep:
-    """Applies gradients; never waits for the device, except where `DeviceWrites.finish` does.
+    """Applies gradients. Never waits for the device, except where `DeviceWrites.finish` does.
 
-    A plain step needs no sort by id. A table that admits ids, whose changes are followed or whose
-    rows leave for new ids must know which ids a call has, and sorts them.
+    A plain step does not sort the ids. The ids must be sorted if the table has an admission rule,
+    if its changes are followed, or if rows are evicted for new ids.
     """
 
     def __init__(self, slots: DeviceSlots, times: RowTimes, writes: DeviceWrites) -> None:
@@ -75,10 +75,10 @@ class DeviceStep:
         self._sorts = not writes.admits_all or slots.full == "evict"
 
     def apply(self, update: Update, ts: int) -> Applied:
-        """One step per distinct id, with its summed gradient."""
-        # A half-life in uses counts the ids, not their `counts`: to add those up would wait.
+        """Applies one step per distinct id, using its summed gradient."""
+        # A half-life in uses counts each id once: summing `counts` would wait for the device.
         write = self._writes.start(ts, len(update.keys.ids))
-        found = update.found  # rows may have moved to make room
+        found = update.found  # start() may have moved rows, which changes the epoch
         slots = found.slots if found is not None and found.epoch is self._slots.epoch else None
         with self._slots.on_device():
             if self._sorts or self._writes.is_watched(learned=True):
@@ -109,9 +109,9 @@ class DeviceStep:
         grouped = group(update.keys.ids)
         grouped = self._writes.admitted(grouped, used, write, update.number, counts)
         if table.full == "evict":
-            slots = None  # they may be other ids' by now
+            slots = None  # evictions may have given these slots to other ids
             sums, number = sum_gradients(grouped, update.grads, used)
-            wanted = (number > 0) & sums.isfinite().all(dim=1)  # no row leaves for a dropped one
+            wanted = (number > 0) & sums.isfinite().all(dim=1)  # evict no row for a dropped id
             self._writes.give_way(grouped, wanted, write)
         placed = self._writes.room_for_slots(grouped, learned=True)
         apply.apply(
@@ -126,9 +126,9 @@ class DeviceStep:
         self._writes.note(grouped, placed, learned=True, use=write.now, used=used, counts=counts)
 
     def apply_each(self, update: Update, ts: int) -> Applied:
-        """One step per occurrence of an id, in input order.
+        """Applies one step per occurrence of an id, in input order.
 
-        An id gets a row if one of its occurrences is admitted and finite.
+        An absent id is inserted if at least one of its occurrences is admitted and finite.
         """
         write = self._writes.start(ts, len(update.keys.ids))
         with self._slots.on_device():
@@ -144,7 +144,7 @@ class DeviceStep:
         usable: Bool[Tensor, "n"] = update.grads.isfinite().all(dim=1)[grouped.order]
         done[2] += (taken & ~usable).sum()
         taken = taken & usable
-        wanted = seen.total(taken.long()) > 0  # where a group begins
+        wanted = seen.total(taken.long()) > 0  # set at the first position of each group
         writes.give_way(grouped, wanted, write)
         slots, born = find.find_or_insert(table.arrays, grouped.ids, wanted=wanted)
         done[0] += born.sum()
@@ -160,33 +160,35 @@ class DeviceTable:
     """Rows for any 64-bit id in the memory of one device, in `capacity_rows` slots.
 
     Use it from one thread and on one stream. `lookup` and `apply_gradients` never wait for the
-    device, so CUDA graphs can capture them; a captured step keeps its rate, `step` and `ts`. What
-    they count stays on the device until it is read.
+    device, so CUDA graphs can capture them; a captured step keeps its rate, `step` and `ts`. Their
+    counters stay on the device until they are read.
 
-    Once about 0.85 of the slots are taken, some ids find no room. `full` decides what happens then:
+    Once about 85 % of the slots are taken, some new ids find no slot. `full` decides what happens
+    then:
 
-    - "refuse": these ids are refused and counted.
-    - "raise": they are refused and counted, and a `TableFullError` is raised. To know of them,
-      every write waits for the device, so no write can be captured.
-    - "evict": rows leave for them. Of the rows in reach, the row with the oldest `ts` leaves, or
-      under `Lfu` the least used row.
-    - "grow": the table moves to more slots. Whenever so many ids were written that they might fill
+    - "refuse": the ids are refused and counted.
+    - "raise": the ids are refused and counted, and the write raises a `TableFullError`. Every write
+      waits for the device to learn of such ids, so no write can be captured.
+    - "evict": rows are evicted for the new ids. Of the rows in the candidate slots, the row with
+      the oldest `ts` is evicted, or under `Lfu` the least used row.
+    - "grow": the table moves to more slots. When the ids written since the last count could fill
       the table, it counts its rows, which waits for the device.
 
-    It has all verbs of `HostTable` and gives the same numbers, to the bit, with two exceptions:
-    gradients of an id with more than 256 occurrences in one call, and sums of squares over a row
-    (`RowAdagrad`), are added in another fixed order. Because it does not wait, it differs in three
-    ways: gradients that are not finite are left out and counted whatever `not_finite` says, a
-    number below 1 in `counts` is taken as 1 instead of refused, and the window of an admission
-    filter moves on between calls.
+    It has all methods of `HostTable` and gives the same numbers, bit for bit, with two exceptions.
+    Gradients of an id with more than 256 occurrences in one call are added in another fixed order,
+    and so are sums of squares over a row (`RowAdagrad`). Because it does not wait for the device,
+    it differs in three more ways. It always leaves out and counts gradients that are not finite,
+    whatever `not_finite` says. It takes a number below 1 in `counts` as 1 instead of refusing it.
+    The window of an admission filter advances between calls only.
 
-    A table that cannot live on a device raises an error that names the reason: rows stored in less
-    than fp32 (compressors, rounding), another update rule than the twelve, more than 1024 columns.
+    The constructor raises an error that names the reason if a device table cannot hold the config:
+    rows stored in less than fp32 (compressors, rounding), an optimizer without a device kernel, or
+    more than 1024 columns.
 
     With `TRITON_INTERPRET=1` set before the first import, `device="cpu"` runs the same kernels in
     Python, for tests.
 
-    It is composed of parts: `slots` (arrays, room and growth), `times` and `stamps` of rows, `feed`
+    The parts are `slots` (arrays, capacity and growth), `times` and `stamps` of rows, `feed`
     (touched keys and snapshots) and `writes`. Stores of several tables use these parts.
     """
 
@@ -206,7 +208,7 @@ class DeviceTable:
         own = [s.optimizer.rate() if s.optimizer else 0.0 for s in config.segments]
         self.rates = check_rates(own if rates is None else rates, len(own))
         self._follows_step = any(s.optimizer and s.optimizer.follows_step for s in config.segments)
-        self.device = torch.empty(0, device=device).device  # with its number
+        self.device = torch.empty(0, device=device).device  # adds the device number
         if self.device.type == "cpu" and not interpreted():
             raise ConfigError(
                 "device is 'cpu', where kernels run only under TRITON_INTERPRET=1; use HostTable."
@@ -256,10 +258,10 @@ class DeviceTable:
         step: int | None = None,
         out: Float32[Tensor, "n dim"] | None = None,
     ) -> Lookup:
-        """Rows of `keys`, into `out` if given, and their slots. Nothing is inserted.
+        """Returns the rows of `keys`, in `out` if given, and their slots. Inserts nothing.
 
-        An absent id gives zeros, or with `missing="initializer"` the first value it would be born
-        with. Room behind the keys gives zeros.
+        An absent id gives zeros, or its initial value if `missing` is "initializer". Padding gives
+        zeros.
         """
         keys = self.checked_keys(keys)
         n, slots = len(keys.ids), self.slots
@@ -293,11 +295,12 @@ class DeviceTable:
         per_occurrence: bool = False,
         policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """One step per distinct id, its gradients summed in input order; absent ids are born first.
+        """Applies one step per distinct id, using its gradients summed in input order.
 
-        If `at` is a lookup of this table, rows that it found are not searched for again. `counts`
-        says how often each id occurred where the caller has removed duplicates; admission rules and
-        `Lfu` read it. With `per_occurrence` every occurrence is a step of its own, in order.
+        Absent ids are inserted first. If `at` is a lookup of this table, the rows that it found are
+        not searched for again. If the caller has removed duplicate ids, `counts` says how often
+        each id occurred; admission rules and `Lfu` use it. With `per_occurrence`, every occurrence
+        is a step of its own, in order.
         """
         each = checks.flag("per_occurrence", per_occurrence)
         if policy.clip is not None:
@@ -315,14 +318,14 @@ class DeviceTable:
         step: int | None,
         counts: Int64[Tensor, "n"] | None,
     ) -> Update:
-        """The arguments of `apply_gradients`, checked; raises what it would raise of them."""
+        """Returns the checked arguments of `apply_gradients`; raises if one is invalid."""
         self.refuse_serving("apply_gradients")
         found = at if isinstance(at, Lookup) else None
         keys = self.checked_keys(at.keys if isinstance(at, Lookup) else at)
         grads = self.checked_rows("grads", grads, len(keys.ids))
         if counts is not None:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
-            counts = counts.clamp(min=1)  # to refuse other counts would wait for the device
+            counts = counts.clamp(min=1)  # refusing smaller counts would wait for the device
         now, number = self.rates_at(rates, step)
         if self.config.admit is not None and self.config.admit.needs_step:
             arguments.needed_step(step, True, self.config.name, "admits ids")
@@ -330,7 +333,7 @@ class DeviceTable:
         return Update(keys, found, grads, now, number, at_step, counts)
 
     def rates_at(self, rates: Sequence[Rate] | None, step: int | None) -> tuple[list[float], int]:
-        """The rates of an update, given or the table's own, and its step."""
+        """Returns the rates of an update (given, or the table's own) and its step number."""
         sources = self.rates if rates is None else check_rates(rates, len(self.slots.parts))
         scheduled = any(callable(source) for source in sources)
         needed = scheduled or self._follows_step
@@ -346,7 +349,10 @@ class DeviceTable:
         *,
         ts: int = 0,
     ) -> Applied:
-        """Sets rows. The last of equals wins. Waits for the device if `not_finite` is "reject"."""
+        """Sets rows; of equal ids, the last one wins.
+
+        Waits for the device if `not_finite` is "reject".
+        """
         keys = self.checked_keys(keys)
         rows = self.checked_rows("rows", rows, len(keys.ids))
         return self.writes.assign(keys, rows, self.usable_rows(rows, keys.used), ts)
@@ -358,38 +364,35 @@ class DeviceTable:
         *,
         ts: int = 0,
     ) -> Applied:
-        """Adds to rows; an absent one starts from its first value (serving tables: zeros).
-
-        Waits for the device if `not_finite` is "reject".
-        """
+        """Adds to rows; an absent row starts from its initial value (serving tables: zeros)."""
         keys = self.checked_keys(keys)
         rows = self.checked_rows("rows", rows, len(keys.ids))
         return self.writes.assign_add(keys, rows, self.usable_rows(rows, keys.used), ts)
 
     def restore(self, entries: Entries) -> Applied:
-        """Puts whole rows back: embedding, states and times as `entries` or `scan` gave them.
+        """Writes back whole rows from `entries` or `scan`: embeddings, states and times.
 
-        The entries may lie on any device. Several threads may restore together, as a load does.
+        The entries may be on any device. Several threads may call it at once, as a load does.
         """
         return self.writes.restore(entries)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there.
+        """Resets rows and states, at the clock's time; returns 1 per key that had a row, else 0.
 
-        An id that finds no room stays absent: 0.
+        An id that finds no slot stays absent, which gives 0.
         """
         self.refuse_serving("reinitialize")
         return self.writes.reinitialize(self.checked_keys(keys))
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there. Their slots serve the next new ids."""
+        """Removes rows; returns which keys had a row. New ids reuse their slots."""
         return self.writes.erase(self.checked_keys(keys))
 
     def clear(self) -> None:
-        """Removes all rows; their memory stays the table's.
+        """Removes all rows; the table keeps their memory.
 
-        It also forgets the ids that its admission rule counted, unless their filter was passed to
-        the table or another table shares it.
+        It also forgets the ids that its admission rule counted, unless the filter was passed to the
+        table or is shared with another table.
         """
         self.writes.clear()
         own = self._filter if self._made_filter else None
@@ -399,57 +402,58 @@ class DeviceTable:
     def evict(
         self, *, now_s: int | None = None, capture: bool = False, rows: int | None = None
     ) -> Evicted:
-        """Removes the rows that the table's rule says must go; their slots serve new ids.
+        """Removes the rows that the table's eviction rule selects; new ids reuse their slots.
 
-        As `HostTable.evict`, but it waits for the device, where captured ids and times stay.
+        Works as `HostTable.evict`, but waits for the device. The captured ids and times stay on the
+        device.
         """
         return self._evictions.evict(now_s=now_s, capture=capture, rows=rows)
 
     def reserve(self, rows: int) -> None:
-        """Makes room for `rows` rows. Rows that are there move with states, times and uses.
+        """Makes the table large enough for `rows` rows.
 
-        Needs memory for the old slots and the new ones together, and ends CUDA graphs that were
-        captured with this table.
+        Existing rows move with their states and times. It needs memory for the old slots and the
+        new ones at once. CUDA graphs that were captured with this table become invalid.
         """
         self.slots.reserve(checks.count("rows", rows))
 
     # ---- reads; all but `contains` wait for the device
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
+        """Returns whether each key has a row."""
         return self.slots.find(self.checked_keys(keys)) >= 0
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Whole rows."""
+        """Returns whole rows."""
         keys, slots = self.checked_keys(keys), self.slots
         return slots.entries(slots.arrays, keys.ids, slots.find(keys))
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices of `rows` (about 16 MiB if None), in no particular order.
+        """Yields all rows in slices of `rows` (about 16 MiB if None), in no particular order.
 
-        Do not write meanwhile.
+        Do not write to the table during the scan.
         """
         arrays = self.slots.arrays
         for slots in self.slots.slices(rows):
             yield self.slots.entries(arrays, arrays.ids(slots), slots)
 
     def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
-        """How often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
+        """Returns how often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
         return uses_of(self.stamps.order, self.entries(keys), self.config.name)
 
     def size(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
         return self.slots.size()
 
     def memory(self) -> MemoryUse:
-        """Bytes by purpose; slots without a row are slack."""
+        """Returns bytes by purpose; slots without a row count as slack."""
         arrays = self.slots.arrays
         held, live = arrays.nbytes, self.size() * 4 * arrays.stride
         others = self.feed.nbytes() + (0 if self._filter is None else self._filter.memory_bytes())
         return MemoryUse(held[0], live, held[1] - live, others)
 
     def stats(self) -> dict[str, float]:
-        """Rows, bytes, load and everything counted since the table was made."""
+        """Returns rows, bytes, load and all counters since the table was made."""
         use, rows = self.memory(), self.size()
         *counts, evicted = self.slots.totals.tolist()
         counted = ("inserted", "refused", "dropped", "erased")
@@ -472,37 +476,37 @@ class DeviceTable:
 
     @property
     def capacity_rows(self) -> int:
-        """Number of slots."""
+        """The number of slots."""
         return self.slots.capacity_rows
 
     def size_at_most(self) -> int:
-        """An upper bound of the number of rows, without waiting for the device.
+        """Returns an upper bound of the number of rows, without waiting for the device.
 
-        It takes every id that was written since the last `size()` for a new one. Replays of CUDA
-        graphs are not counted.
+        It counts every id written since the last `size()` as a new row. It does not count replays
+        of CUDA graphs.
         """
         return self.slots.size_at_most()
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave."""
+        """Returns the largest `ts` of all writes."""
         return self.stamps.second(self.times.newest)
 
     def table(self, k: int = 0) -> Self:
-        """The store of table `k` alone: there is only one."""
+        """Returns the store of table `k` alone, which is this table."""
         arguments.table_number(k, 1)
         return self
 
     @property
     def clock(self) -> Clock:
-        """The clock that times of writes are compared with."""
+        """The clock that the times of writes are compared with."""
         return self.stamps.clock
 
     @property
     def filter(self) -> DeviceFilter | None:
-        """What counts absent ids for the admission rule; None if nothing does."""
+        """The filter that counts absent ids for the admission rule; None if there is none."""
         return self._filter
 
-    # ---- what others follow
+    # ---- change feed and snapshots
 
     def touched(
         self,
@@ -512,24 +516,26 @@ class DeviceTable:
         all_changes: bool = False,
         overflow: Overflow = "whole_table",
     ) -> DeviceTouched:
-        """The keys changed since `consumer` last took them; collected from the first call on.
+        """Returns the change feed of `consumer`: the keys changed since it last took them.
 
-        As `HostTable.touched`. Writes go on without waiting for the device; taking waits.
+        The table collects keys from the first call on. It works as `HostTable.touched`. Writes do
+        not wait for the device; taking the keys does.
         """
         return self.feed.touched(
             consumer, capacity=capacity, all_changes=all_changes, overflow=overflow
         )
 
     def consumer(self, name: str) -> DeviceTouched | None:
-        """The consumer of touched keys that is open under a name, if one is."""
+        """Returns the open change feed with this name, or None."""
         return self.feed.consumer(name)
 
     def snapshot(
         self, *, at_start: Callable[[], object] | None = None, paused: bool = False
     ) -> DeviceSnapshot:
-        """All rows as they are when this returns, to be read while writers go on.
+        """Returns all rows as they are at this call, to be read while writes continue.
 
-        A device table has one thread, so no write can happen meanwhile: `paused` changes nothing.
+        A device table has one thread, so no other write can happen during the call. `paused`
+        therefore has no effect.
         """
         if at_start is not None:
             at_start()
@@ -538,10 +544,11 @@ class DeviceTable:
     # ---- all rows at once
 
     def beside(self, rows: int, *, slot_key: int | None = None) -> DeviceTable:
-        """An empty table to fill and then exchange rows with: same config, clock and filter.
+        """Returns an empty table with the same config, clock and filter.
 
-        It has as many slots, or more if `rows` need them. It places ids as this one does, or by
-        another `slot_key`, which then comes with the rows.
+        The caller fills it and then exchanges rows with it. It has at least as many slots as this
+        table, and more if `rows` rows need them. It places ids by `slot_key`, or by this table's
+        key if None; `exchange_rows` swaps the keys as well.
         """
         needed = int(checks.count("rows", rows) / FILL) + 1
         key = self.slot_key if slot_key is None else slot_key
@@ -558,9 +565,10 @@ class DeviceTable:
         return made
 
     def exchange_rows(self, other: DeviceTable) -> None:
-        """Swaps all rows, their slots and slot key with a table of the same config and device.
+        """Swaps all rows, slots and slot keys with a table of the same config and device.
 
-        Filters and counts stay; consumers of all changes see the whole table as changed.
+        Filters and counters are not swapped. Consumers of all changes see the whole table as
+        changed.
         """
         if other.config != self.config or other.device != self.device:
             raise InputError(
@@ -577,11 +585,11 @@ class DeviceTable:
 
     @property
     def slot_key(self) -> int:
-        """The secret by which ids are placed."""
+        """The secret that determines the slots of ids."""
         return self.slots.slot_key
 
     def use_slot_key(self, slot_key: int) -> None:
-        """Places ids by this key from now on; only before rows are there."""
+        """Places ids by this key from now on; raises if the table has rows."""
         check_slot_key("DeviceTable", slot_key)
         if slot_key == self.slot_key:
             return
@@ -595,48 +603,51 @@ class DeviceTable:
     # ---- for tiers, which move rows from one store to another
 
     def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
-        """Whole rows, on the device; rows of absent ids are zeros. Waits for the device."""
+        """Returns whole rows, on the device; absent ids give zeros. Waits for the device."""
         return self._moves.read_out(ids)
 
     def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
-        """Takes rows from anywhere; which of them found room. Waits for the device.
+        """Takes rows from any device; returns which of them found a slot. Waits for the device.
 
-        A move is not counted, and consumers of touched keys are not told of it.
+        A move changes no counter and does not appear in change feeds.
         """
         return self._moves.move_in(moving)
 
     def move_out(self, ids: Int64[Tensor, "n"]) -> None:
-        """Removes rows that another store has now; the ids differ."""
+        """Removes rows that another store holds now. The ids must be distinct."""
         self._moves.move_out(ids)
 
     def move_out_unset(self, ids: Int64[Tensor, "n"]) -> None:
-        """Removes those of the ids that were given a slot but never a row."""
+        """Removes the ids that have a slot but whose row was never written."""
         self._moves.move_out_unset(ids)
 
     @property
     def order(self) -> EvictionOrder | None:
-        """What tells the order in which rows leave; None without a rule of room."""
+        """The eviction order of rows; None without an `Lru` or `Lfu` rule."""
         return self.stamps.order
 
     def share_order(self, order: EvictionOrder | None) -> None:
-        """From now on marks come from the order of another store of the same table."""
+        """Takes the order marks of writes from another store of the same table from now on."""
         self.stamps.share_order(order)
 
     # ---- for stores that start kernels on the rows of this table
 
     @property
     def arrays(self) -> Arrays:
-        """Keys, times, rows and states."""
+        """Keys, times, rows and states, as tensors."""
         return self.slots.arrays
 
     @property
     def parts(self) -> tuple[RowSegment, ...]:
-        """The segments as kernels know them."""
+        """The segments in the form that kernels take."""
         return self.slots.parts
 
     @property
     def epoch(self) -> object:
-        """Replaced whenever a row may have moved or left: slots found before are out of date."""
+        """The epoch of slots. It is replaced when a row may have moved or left.
+
+        Older slots are then stale.
+        """
         return self.slots.epoch
 
     @epoch.setter
@@ -645,7 +656,7 @@ class DeviceTable:
 
     @property
     def is_timed(self) -> bool:
-        """Whether any row may have another time than 0."""
+        """Whether any row may have a time other than 0."""
         return self.times.is_timed
 
     @is_timed.setter
@@ -657,54 +668,57 @@ class DeviceTable:
         self.slots.use_arrays(arrays, slot_key)
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Makes the table's device the current one, on which kernels start."""
+        """Returns a context that makes the table's device the current one, for kernel launches."""
         return self.slots.on_device()
 
     def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
+        """Whether a CUDA graph is being captured; memory must not be allocated then."""
         return self.slots.is_capturing()
 
     def find_slots(self, keys: TableKeys) -> Int64[Tensor, "n"]:
-        """The slot of each key; -1 = absent."""
+        """Returns the slot of each key; -1 = absent."""
         return self.slots.find(keys)
 
     def next_time(self, ts: int) -> int:
-        """The time of a write: `ts`, or the clock's time if `ts` lies far in the future."""
+        """Returns the time of a write: `ts`, or the clock's time if `ts` lies far in the future."""
         return self.stamps.next_time(ts)
 
     def begin_at(self, now: int, n: int) -> int:
-        """What comes before every write of `n` ids with this stamp; the stamp."""
+        """Does what precedes every write of `n` ids with time `now`; returns `now`."""
         self.writes.begin(now, n)
         return now
 
     def before_change(self) -> None:
-        """Lets open snapshots copy what they have not read yet: rows are about to change."""
+        """Lets open snapshots copy the rows they have not read yet, before rows change."""
         self.feed.before_change()
 
     def is_watched(self, *, learned: bool) -> bool:
-        """Whether a write must say which rows it wrote."""
+        """Whether a write must report which rows it wrote."""
         return self.writes.is_watched(learned=learned)
 
     def mark_all(self) -> None:
-        """Tells consumers of all changes that any row may have changed."""
+        """Reports to consumers of all changes that any row may have changed."""
         self.feed.mark_all()
 
     # ---- checks
 
     def checked_keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        """The keys, or raises what is wrong with them."""
+        """Returns the checked keys; raises if they are invalid."""
         return arguments.keys_of_one_table(keys, MAX_IDS, self.device, room=True)
 
     def checked_rows(self, name: str, rows: Tensor, n: int) -> Tensor:
-        """The rows, or raises what is wrong with them."""
+        """Returns the checked rows; raises if they are invalid."""
         return arguments.rows_of_batch(name, rows, n, self.layout.dim, self.device)
 
     def usable_rows(self, rows: Tensor, used: Tensor | None) -> Bool[Tensor, "n"]:
-        """Which rows are finite; waits and raises for others where `not_finite` is "reject"."""
+        """Returns which rows are finite.
+
+        If `not_finite` is "reject", waits and raises for the others.
+        """
         return self.writes.usable_rows(rows, used)
 
     def refuse_serving(self, verb: str) -> None:
-        """Raises if the table only serves."""
+        """Raises if the table is a serving table."""
         if self.config.serving:
             raise ServingTableError(
                 f"{verb} on the serving table {self.config.name!r}; only training tables learn. "

@@ -1,4 +1,4 @@
-"""Which absent ids get a row in a device table, and which of its rows are evicted."""
+"""Admission and eviction in a device table: which absent ids get a row, and which rows leave."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from .device_slots import DeviceFeed, DeviceSlots, RowTimes
 from .eviction import SLOTS, Evicted, Lfu, Lru, Ttl, WriteStamps, expired
 from .slot_key import check_slot_key, slot_key_of
 
-_MAX_SPLITS = 2**15  # turns of a window are told apart by 16 bits
-_SPREAD = 0x9E3779B97F4A7C15  # so that seeds near each other give other salts
+_MAX_SPLITS = 2**15  # 16 bits tell the turns of a window apart
+_SPREAD = 0x9E3779B97F4A7C15  # gives different salts to similar seeds
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class DeviceFilterMeta(FilterMeta):
 
 
 class DeviceFilter:
-    """Counts ids over about the last `capacity_ids` distinct ones, without waiting for the device.
+    """Counts ids over about the last `capacity_ids` distinct ids, without waiting for the device.
 
-    It answers as `SlidingFilter` does, except that its window moves on between calls, not inside
-    one. It takes all its memory when it is made, 10 bytes per id of the capacity: 3 GB by default,
-    so give a rule the window it needs, as `Within(10_000_000, 3)`. Not thread-safe; use it on one
-    stream. The cells in which ids are counted depend on the `slot_key`, which is drawn at random
-    unless given and is part of the state.
+    It gives the same answers as `SlidingFilter`, except that its window advances between calls
+    only. It allocates all its memory when it is made: 10 bytes per id of the capacity, which is 3
+    GB by default. To use less, give the rule a smaller window, for example `Within(10_000_000, 3)`.
+    Not thread-safe; use it on one stream. The `slot_key` determines in which cells ids are counted.
+    It is drawn at random unless given, and is part of the state.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class DeviceFilter:
         self.capacity_ids, self.split_num = capacity_ids, split_num
         self.seed, self.max_count = seed, max_count
         self.tables: set[str] = set()  # names of the tables that count their ids here
-        self.device = torch.empty(0, device=device).device  # with its number
+        self.device = torch.empty(0, device=device).device  # adds the device number
         self._slot_key = slot_key_of(slot_key)
         self._cells = Cells.make(
             capacity_ids, split_num - 2, max_count, self.device, self._slot_key
@@ -99,7 +99,7 @@ class DeviceFilter:
     def counts(
         self, ids: Int64[Tensor, "n"], asked: Bool[Tensor, "n"] | None = None, *, table: str
     ) -> Int64[Tensor, "n"]:
-        """The counts of ids, 0 for ids that are not `asked`. This counts nothing."""
+        """Returns the counts of ids, 0 for ids that are not `asked`. Counts nothing."""
         checks.tensor("ids", ids, torch.int64, (None,), self.device)
         return counts_of(self._cells, ids, self._asked(ids, asked), self._salt(table))
 
@@ -111,9 +111,10 @@ class DeviceFilter:
         table: str,
         counts: Int64[Tensor, "n"] | None = None,
     ) -> Bool[Tensor, "n"]:
-        """Counts ids, which must differ, once or `counts` times; False where one found no cell.
+        """Counts distinct ids, once or `counts` times; returns False for ids that found no cell.
 
-        A count below 1 is taken as 1: to refuse it, as `SlidingFilter` does, would wait.
+        A count below 1 is taken as 1. `SlidingFilter` refuses it, but that would wait for the
+        device.
         """
         checks.tensor("ids", ids, torch.int64, (None,), self.device)
         added = torch.ones_like(ids) if counts is None else counts.clamp(min=1)
@@ -126,29 +127,29 @@ class DeviceFilter:
 
     @property
     def head_increment(self) -> int:
-        """How often the window moved on; waits for the device."""
+        """How often the window advanced; waits for the device."""
         return int(self._cells.state[0])
 
     @property
     def failures(self) -> int:
-        """Ids that found no cell; waits for the device."""
+        """The number of ids that found no cell; waits for the device."""
         return int(self._cells.state[2])
 
     def memory_bytes(self) -> int:
-        """Bytes of all cells."""
+        """Returns the bytes of all cells."""
         return self._cells.cells.nbytes
 
     def meta(self) -> DeviceFilterMeta:
-        """The description of the state, without its arrays; waits for the device."""
+        """Returns the description of the state, without its arrays; waits for the device."""
         return self._meta(0)
 
     def clear(self) -> None:
-        """Forgets all ids of all tables; the memory stays the filter's."""
+        """Forgets all ids of all tables; the filter keeps its memory."""
         self._cells.cells.zero_()
         self._cells.state[:3] = 0
 
     def dump(self) -> FilterState:
-        """All cells in use and their places, copied to host memory."""
+        """Returns all cells in use and their places, copied to host memory."""
         cells = self._cells.cells.cpu()
         places = cells.nonzero()[:, 0]
         arrays = (places, cells[places])
@@ -157,7 +158,7 @@ class DeviceFilter:
     def restore(self, state: FilterState) -> None:
         """Restores a state that a filter with equal settings dumped.
 
-        If the state is damaged, it raises an error and the filter stays as it is.
+        If the state is damaged, it raises an error and the filter does not change.
         """
         mine, given = self.meta().settings(), state.meta.settings()
         if not isinstance(state.meta, DeviceFilterMeta) or mine != given:
@@ -203,19 +204,19 @@ _NEVER = 2**62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedOccurrences:
-    """The occurrences of the ids of one call, sorted so that equal ids are neighbours, a group."""
+    """The occurrences of the ids of one call, sorted into groups of equal ids."""
 
     ids: Int64[Tensor, "n"]
-    start: Int64[Tensor, "n"]  # where its group begins
-    number: Int64[Tensor, "n"]  # its place in its group, from 0
-    live: Bool[Tensor, "n"]  # False: room behind the keys
+    start: Int64[Tensor, "n"]  # the first position of its group
+    number: Int64[Tensor, "n"]  # its position in its group, from 0
+    live: Bool[Tensor, "n"]  # False for padding
     occurrences: Int64[Tensor, "n"]  # how many occurrences it stands for
 
     @staticmethod
     def of(
         grouped: Grouped, used: Int64[Tensor, "1"] | None, counts: Int64[Tensor, "n"] | None
     ) -> GroupedOccurrences:
-        """The sightings of grouped ids, without waiting for the device."""
+        """Returns the occurrences of grouped ids, without waiting for the device."""
         ids, order = grouped.ids, grouped.order
         at = torch.arange(len(ids), device=ids.device)
         order = at if order is None else order
@@ -229,13 +230,13 @@ class GroupedOccurrences:
         return GroupedOccurrences(ids, start, at - start, live, occurrences)
 
     def total(self, of: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """The sum over each group, at the group's first position; 0 at the others."""
+        """Returns the sum over each group, at the group's first position; 0 elsewhere."""
         return torch.zeros_like(of).scatter_add_(0, self.start, of)
 
     def first(self, good: Bool[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """The number of the first `good` occurrence of each group, at its first position.
+        """Returns the number of the first `good` occurrence per group, at its first position.
 
-        `_NEVER` at the other positions, and for groups without a good occurrence.
+        It is `_NEVER` elsewhere, and for groups without a good occurrence.
         """
         numbers = torch.where(good & self.live, self.number, _NEVER)
         never = torch.full_like(numbers, _NEVER)
@@ -243,9 +244,9 @@ class GroupedOccurrences:
 
 
 class DeviceAdmission:
-    """Asks the admission rule of one table which ids may have a row.
+    """Decides by the admission rule of one table which ids may have a row.
 
-    All occurrences of an id in a call are one question, or each occurrence is one.
+    It decides once per id of a call, or once per occurrence.
     """
 
     def __init__(
@@ -270,9 +271,9 @@ class DeviceAdmission:
     def refused(
         self, seen: GroupedOccurrences, absent: Bool[Tensor, "n"], step: int, *, each: bool
     ) -> Bool[Tensor, "n"]:
-        """Which occurrences are refused.
+        """Returns which occurrences are refused.
 
-        With `each`, every occurrence is a question of its own until one of them is admitted.
+        With `each`, the rule decides for every occurrence separately, until one is admitted.
         """
         size = seen.total(seen.live.long())  # of each group, at its first position
         asked = absent & (size > 0)
@@ -292,7 +293,7 @@ class DeviceAdmission:
     def _by_count(
         self, seen: GroupedOccurrences, asked: Tensor, threshold: Tensor, each: bool
     ) -> Tensor:
-        """The number of the first occurrence that is admitted, at each group's first position."""
+        """Returns the number of the first admitted occurrence, at each group's first position."""
         if self._filter is None:
             raise AssertionError("a counting rule has a filter")
         before = self._filter.counts(seen.ids, asked, table=self._table)
@@ -311,7 +312,7 @@ class DeviceAdmission:
         stored = self._filter.add(seen.ids, asked, table=self._table, counts=added)
         passes = asked & ~stored & (self._filter.max_count >= threshold)
         first = torch.where(asked & ~stored, _NEVER, first)
-        return torch.where(passes, 0, first)  # one that found no cell counts as seen often
+        return torch.where(passes, 0, first)  # an id that found no cell counts as seen often enough
 
     def _by_chance(
         self, seen: GroupedOccurrences, parameter: Tensor, step: int, each: bool
@@ -325,7 +326,7 @@ class DeviceAdmission:
 def filter_of(
     config: TableConfig, given: DeviceFilter | None, slot_key: int, device: torch.device
 ) -> DeviceFilter | None:
-    """The filter of a table: the `given` one, or a new one if the admission rule counts ids."""
+    """Returns the filter of a table: `given`, or a new one if the admission rule counts ids."""
     if given is not None and not isinstance(given, DeviceFilter):
         raise DtypeError(f"filter is {given!r}; pass a DeviceFilter, as another table's filter.")
     question = None if config.admit is None else config.admit.question()
@@ -339,7 +340,7 @@ def filter_of(
 def admission_of(
     config: TableConfig, filter: DeviceFilter | None, device: torch.device
 ) -> DeviceAdmission | None:
-    """What asks the admission rule of a table; None if it admits every id."""
+    """Returns the admission decisions of a table; None if it admits every id."""
     question = None if config.admit is None else config.admit.question()
     if question is None:
         return None
@@ -349,7 +350,7 @@ def admission_of(
 
 
 def _probability(form: str, parameter: Tensor, occurrences: Tensor) -> Float64[Tensor, "n"]:
-    """As the core's `admission_probability`."""
+    """Returns the same as the core's `admission_probability`."""
     n = occurrences.double()
     if form == "each":
         return 1 - (1 - parameter) ** n
@@ -358,11 +359,11 @@ def _probability(form: str, parameter: Tensor, occurrences: Tensor) -> Float64[T
     return torch.where(parameter > 0, chance, 1.0)
 
 
-_CALLS = 2**15 - 1  # numbers of calls that scores tell apart
+_CALLS = 2**15 - 1  # call numbers that scores can tell apart
 
 
 class DeviceFullPolicy:
-    """What a full table does beside refusing new ids: other rows leave, or an error is raised."""
+    """What a full table does besides refusing new ids: it evicts rows or raises an error."""
 
     def __init__(
         self, name: str, slots: DeviceSlots, feed: DeviceFeed, stamps: WriteStamps
@@ -371,7 +372,7 @@ class DeviceFullPolicy:
         self._calls = 0
 
     def raise_if_full(self, without: Int64[Tensor, ""]) -> None:
-        """Raises an error if ids were left `without` room; waits for the device."""
+        """Raises an error if the number of ids `without` a slot is not 0; waits for the device."""
         if count := int(without):
             raise TableFullError(
                 f"{count} ids of a call found no room in table {self._name!r}: "
@@ -385,9 +386,9 @@ class DeviceFullPolicy:
     ) -> None:
         """Inserts rows for the `wanted` ids, one of each group; never waits for the device.
 
-        Where an id finds no room, the row with the smallest score in its buckets leaves. The score
-        is the time of the row, or under `Lfu` how often it was used. Rows of wanted ids that exist
-        get a new score, so that they stay. New rows get their first values.
+        If an id finds no slot, the row with the smallest score in its buckets is evicted. The score
+        is the time of the row, or under `Lfu` how often it was used. Existing rows of wanted ids
+        get a new score, so that they stay. New rows get their initial values.
         """
         if not len(grouped.ids):
             return
@@ -398,7 +399,7 @@ class DeviceFullPolicy:
         ids, asked = grouped.ids[wanted_first], wanted.sum().view(1)
         order = self._stamps.order
         by_use = order is not None and order.by_use
-        # A use is counted when the row is written.
+        # The use is counted when the row is written, not here.
         scores = torch.full_like(ids, 0 if by_use else now if order is None else now & MARK)
         out = insert_and_evict(
             *(slots.arrays, ids, scores),
@@ -411,7 +412,7 @@ class DeviceFullPolicy:
         left = out.codes == EVICTED
         new = left | (out.codes == INSERTED) | (out.codes == RECLAIMED)
         rows, states = slots.first_rows(ids)
-        uncounted = torch.zeros_like(done)  # ids that are not new would count as dropped
+        uncounted = torch.zeros_like(done)  # `assign` would count ids that are not new as dropped
         assign(
             *(slots.arrays, group(ids), rows, new, slots.starts, uncounted, now),
             states=states,
@@ -422,7 +423,7 @@ class DeviceFullPolicy:
 
 
 class DeviceEvictions:
-    """Removes rows by the table's rule of eviction; every call waits for the device."""
+    """Removes rows by the table's eviction rule. Every call waits for the device."""
 
     def __init__(
         self,
@@ -439,7 +440,7 @@ class DeviceEvictions:
     def evict(
         self, *, now_s: int | None = None, capture: bool = False, rows: int | None = None
     ) -> Evicted:
-        """Removes the rows that the rule says must go; see `DeviceTable.evict`."""
+        """Removes the rows that the rule selects; see `DeviceTable.evict`."""
         rule = self._config.evict
         checks.flag("capture", capture)
         given = None if now_s is None else checks.count("now_s", now_s)
@@ -460,7 +461,7 @@ class DeviceEvictions:
         return Evicted(len(ids), ids, ts) if capture else Evicted(len(ids))
 
     def _older(self, rule: Ttl, now_s: int | None) -> tuple[Tensor, Tensor]:
-        """Ids and times of the rows that have expired; under a rule of age stamps are times."""
+        """Returns ids and times of the expired rows. Under a `Ttl` rule, stamps are times."""
         times = self._times
         if now_s is None:
             now_s = times.newest if rule.reference == "newest" else self._stamps.clock.now_s()
@@ -469,7 +470,7 @@ class DeviceEvictions:
         slots, ids = self._all_rows()
         ts = self._slots.arrays.read(TIMES, slots)
         leaving = expired(ids, ts, now_s, rule)
-        # Where ids of some slots may stay longer than others, their rows count as younger.
+        # Rows of slots whose ids may stay longer count as younger by the difference.
         later = rule.ages_s().to(ids.device)[slot_of(ids)] - rule.shortest_s()
         staying = (ts + later)[~leaving]
         oldest = [int(staying.min())] if len(staying) else []
@@ -478,11 +479,11 @@ class DeviceEvictions:
         return ids[leaving], ts[leaving]
 
     def _beyond(self, most: int) -> tuple[Tensor, Tensor]:
-        """Ids and times of the rows that leave so that at most `most` rows stay."""
+        """Returns ids and times of the rows to remove so that at most `most` rows stay."""
         if self._slots.size() <= most:
             return self._no_rows()
         order = self._stamps.order
-        assert order is not None  # tables with Lru or Lfu have one
+        assert order is not None  # tables with Lru or Lfu have an order
         slots, ids = self._all_rows()
         stamps, by_id = self._slots.stamps_at(self._slots.arrays, slots), ids.argsort()
         first_to_leave = by_id[order.ranks(stamps[by_id]).argsort(stable=True)]
@@ -490,7 +491,7 @@ class DeviceEvictions:
         return ids[leaving], order.seconds(stamps[leaving])
 
     def _all_rows(self) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
-        """Slots and ids of all rows."""
+        """Returns the slots and ids of all rows."""
         slots = self._slots.taken()
         return slots, self._slots.arrays.ids(slots)
 

@@ -1,4 +1,4 @@
-"""The slots of a device table: where rows lie, which changed, and snapshots of all rows."""
+"""The slots of a device table: where rows are stored, its change feeds, and its snapshots."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ from .store import Entries, TableKeys
 from .transfer import MovingRows
 
 Full = Literal["refuse", "raise", "evict", "grow"]
-"""What a full table does with ids that find no room.
+"""What a full table does with ids that find no slot.
 
-"refuse" counts them, "raise" also raises an error, "evict" lets the row with the smallest score in
-reach leave, and "grow" gives the table more slots."""
+"refuse" counts them. "raise" also raises an error. "evict" evicts the row with the smallest score
+in the candidate buckets. "grow" gives the table more slots.
+"""
 
-FILL = 0.8  # of the slots: up to there every id finds room
-MAX_IDS = 2**31 - 1  # of one call, and slots of a table: kernels count in 32 bits
-_ROOMY = 0.6  # after growth at most so much is taken, so that the next count is far away
-_MAX_DIM = 1024  # a row is held in the registers of one program
+FILL = 0.8  # of the slots; up to this share, every id finds a slot
+MAX_IDS = 2**31 - 1  # ids per call, and slots per table: kernels count in 32 bits
+_ROOMY = 0.6  # share of taken slots after growth, so that the next count is far away
+_MAX_DIM = 1024  # a kernel program holds one row in registers
 _STAY = nullcontext()
 
 
 class DeviceSlots:
-    """The slots of one table and the rows in them.
+    """The slots of one table and the rows in them. Not thread-safe.
 
-    `arrays` holds keys, times, rows and states, `slot_key` decides where ids are placed. `epoch` is
-    replaced whenever a row may have moved or left: slots that were found under another epoch are
-    out of date. `totals` counts the rows that were inserted, refused, dropped, erased, and evicted
-    for other ids. Not thread-safe.
+    `arrays` holds keys, times, rows and states. `slot_key` determines the slots of ids. `epoch` is
+    replaced when a row may have moved or left; slots found under another epoch are stale. `totals`
+    counts rows: inserted, refused, dropped, erased, and evicted for other ids.
     """
 
     def __init__(
@@ -82,57 +82,60 @@ class DeviceSlots:
             self.layout.starts(), dtype=torch.float32, device=device
         )
         order = stamps.order
-        # Rows get a score beside their time where stamps with marks leave no room for one.
+        # If the marks in the stamps cannot serve as scores, rows get a separate score.
         self.scored = order is not None and (order.by_use or full == "evict")
         self.slot_key = slot_key_of(config.slot_key)
         self.epoch = object()
         self.totals: Int64[Tensor, "5"] = torch.zeros(5, dtype=torch.int64, device=device)
         self._name, self._stamps, self._marked = config.name, stamps, order is not None
         self._on_gpu = device.type == "cuda"
-        self._known = self._since = 0  # rows when they were last counted, ids written since then
+        self._known = self._since = 0  # rows at the last count, and ids written since
         self.arrays = self._empty(-(-capacity_rows // LANES))
 
     @property
     def capacity_rows(self) -> int:
-        """Number of slots."""
+        """The number of slots."""
         return self.arrays.buckets * LANES
 
     # ---- the device
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Makes the table's device the current one, on which kernels start."""
+        """Returns a context that makes the table's device the current one, for kernel launches."""
         if not self._on_gpu or self.device.index == torch.cuda.current_device():
             return _STAY
         return torch.cuda.device(self.device)
 
     def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
+        """Returns whether a CUDA graph is being captured; memory must not be allocated then."""
         return self._on_gpu and torch.cuda.is_current_stream_capturing()
 
     # ---- reading
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
-        """The slot of each key; -1 = absent."""
+        """Returns the slot of each key; -1 = absent."""
         with self.on_device():
             return find.find(self.arrays, keys.ids, keys.used)
 
     def taken(self) -> Int64[Tensor, "rows"]:
-        """All slots that have a row; waits for the device."""
+        """Returns all slots that have a row; waits for the device."""
         return self.arrays.taken().nonzero()[:, 0]
 
     def slices(self, rows: int | None) -> tuple[Int64[Tensor, "slice"], ...]:
-        """All slots that have a row, `rows` at a time, or as many as a scan gives at a time."""
+        """Returns all slots that have a row, in parts of `rows` slots.
+
+        None takes the size of a scan slice.
+        """
         taken = self.taken()
         return taken.split(slice_rows(self.layout, rows)) if len(taken) else ()
 
     def entries(self, arrays: Arrays, ids: Tensor, slots: Tensor) -> Entries:
-        """Whole rows from slots of these arrays; slots below 0 give absent rows."""
+        """Returns whole rows from slots of these arrays; negative slots give absent rows."""
         rows = self.moving_rows(arrays, ids, slots)
         states, times = self.layout.named(rows.states), self._stamps.times_of(rows.ts)
         return Entries(ids, rows.found, rows.rows, states, *times)
 
     def moving_rows(self, arrays: Arrays, ids: Tensor, slots: Tensor) -> MovingRows:
-        """Whole rows with raw states and stamps from slots; slots below 0 give absent rows."""
+        """Returns whole rows with raw states and stamps. Negative slots give absent rows."""
         with self.on_device():
             rows = lookup.gather(arrays, slots)
         found, at, dim = slots >= 0, slots.clamp(min=0), self.layout.dim
@@ -142,7 +145,10 @@ class DeviceSlots:
         return MovingRows(ids, found, rows, states, stamps)
 
     def stamps_at(self, arrays: Arrays, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """The stamps of rows. Under `Lfu` the mark is the weight of all uses of the row."""
+        """Returns the stamps of rows.
+
+        Under `Lfu`, the mark is the weight of all uses of the row.
+        """
         stamps, order = arrays.read(TIMES, slots), self._stamps.order
         if order is None or not order.by_use:
             return stamps
@@ -151,19 +157,19 @@ class DeviceSlots:
     def first_rows(
         self, ids: Int64[Tensor, "n"]
     ) -> tuple[Float32[Tensor, "n dim"], Float32[Tensor, "n states"]]:
-        """The rows and the states that new rows of these ids start from."""
+        """Returns the initial rows and states of these ids."""
         rows = [first_values(ids, part.dim, part.first, part.start) for part in self.parts]
         return torch.cat(rows, dim=1), self.starts.expand(len(ids), -1).contiguous()
 
     def erase(self, grouped: Grouped, used: Int64[Tensor, "1"] | None = None) -> Bool[Tensor, "n"]:
-        """Removes rows; which of the ids had one, in the order in which the ids came."""
-        self.epoch = object()  # a slot that a lookup found may be another id's by the next update
+        """Removes rows; returns which ids had a row, in the order of the caller's ids."""
+        self.epoch = object()  # new ids may reuse these slots before the next update
         return assign.erase(self.arrays, grouped, used)
 
     def score(self, slots: Int64[Tensor, "n"]) -> None:
-        """Gives rows that were written the score of their stamp; slots below 0 are skipped.
+        """Sets the scores of written rows from their stamps; negative slots are skipped.
 
-        A row without a score could never leave.
+        A row without a score could never be evicted.
         """
         marks = self.arrays.read(TIMES, slots.clamp(min=0)) & MARK
         touch(self.arrays, slots, marks, "assign")
@@ -171,32 +177,33 @@ class DeviceSlots:
     # ---- the number of rows
 
     def size(self) -> int:
-        """Number of rows; waits for the device."""
+        """Returns the number of rows; waits for the device."""
         self._known, self._since = int(self.arrays.taken().sum()), 0
         return self._known
 
     def size_at_most(self) -> int:
-        """An upper bound of the number of rows, without waiting for the device.
+        """Returns an upper bound of the number of rows, without waiting for the device.
 
-        It takes every id that was written since the last `size()` for a new one. Replays of CUDA
-        graphs are not counted.
+        It counts every id written since the last `size()` as a new row. It does not count replays
+        of CUDA graphs.
         """
         return self._known + self._since
 
-    # ---- room
+    # ---- capacity
 
     def reserve(self, rows: int) -> None:
-        """Makes room for `rows` rows; rows that are there move, if the table is too small."""
+        """Makes the table large enough for `rows` rows; if it is too small, its rows move."""
         needed = _buckets(rows / FILL)
         if needed > self.arrays.buckets:
-            # Rows may stand closer than FILL, and would not all find room in few more slots.
+            # The table may be fuller than FILL; its rows would then not all fit in slightly more
+            # slots.
             self._move_to(max(needed, _buckets(self.size() / FILL)))
 
     def make_room(self, n: int) -> None:
-        """Makes room for a call that may insert `n` ids, if the table grows by itself.
+        """Grows the table, if full="grow", before a call that may insert `n` ids.
 
-        Rows are counted, which waits for the device, only when the ids written since the last
-        count could fill the table. After a count the table either grows or was far from full.
+        It counts the rows, which waits for the device, only when the ids written since the last
+        count could fill the table. After a count, either the table grows or it is far from full.
         """
         self._since += n
         if self.full != "grow" or self.is_capturing():
@@ -222,7 +229,7 @@ class DeviceSlots:
         )
 
     def _move_to(self, buckets: int) -> None:
-        """Moves all rows to arrays of `buckets` buckets, or of more if a row finds no room."""
+        """Moves all rows to arrays of `buckets` buckets, or of more if a row finds no slot."""
         rows = int(self.arrays.taken().sum())
         larger = self._empty(buckets)
         with self.on_device():
@@ -233,10 +240,10 @@ class DeviceSlots:
             return
         self.arrays, self.epoch = larger, object()
 
-    # ---- other arrays
+    # ---- changes of the arrays
 
     def moved(self) -> None:
-        """Marks slots that were found before as out of date: rows have moved or left."""
+        """Marks slots found so far as stale, because rows have moved or left."""
         self.epoch = object()
 
     def clear(self) -> None:
@@ -245,9 +252,9 @@ class DeviceSlots:
         self.epoch = object()
 
     def place_by(self, slot_key: int) -> None:
-        """Places ids by this slot key from now on; the table has no rows."""
+        """Places ids by this slot key from now on. The table must have no rows."""
         self.slot_key = slot_key
-        self.clear()  # the places of erased ids, too
+        self.clear()  # also clears the slots of erased ids
         self.arrays.place_by(slot_key)
 
     def use_arrays(self, arrays: Arrays, slot_key: int) -> None:
@@ -256,20 +263,20 @@ class DeviceSlots:
         self.arrays, self.slot_key = arrays, slot_key
 
     def exchange(self, other: DeviceSlots) -> None:
-        """Swaps all rows, with their slots and slot key, with another table's."""
+        """Swaps all rows, slots and slot keys with another table."""
         self.arrays, other.arrays = other.arrays, self.arrays
         self.slot_key, other.slot_key = other.slot_key, self.slot_key
         for slots in (self, other):
             slots.moved()
-            slots._known = slots.capacity_rows  # rows are counted anew before the next growth
+            slots._known = slots.capacity_rows  # forces a count before the next growth
 
 
 class RowTimes:
-    """Bounds of the stamps of a table's rows, known without looking at the rows.
+    """Bounds of the stamps of a table's rows, kept without reading the rows.
 
-    `newest` is the largest stamp that a write gave. No row has a smaller stamp than `oldest`; it is
-    None if there are no rows. `captured` is the smallest stamp of a write that a CUDA graph
-    repeats; None if there is none. `is_timed` says whether any row may have another stamp than 0.
+    `newest` is the largest stamp of all writes. No row has a smaller stamp than `oldest`, which is
+    None if there are no rows. `captured` is the smallest stamp of a write that a captured CUDA
+    graph repeats, or None. `is_timed` says whether any row may have a stamp other than 0.
     """
 
     def __init__(self) -> None:
@@ -279,7 +286,7 @@ class RowTimes:
         self.is_timed = False
 
     def wrote(self, stamp: int, n: int, *, captured: bool) -> None:
-        """Rows of `n` ids are written with this stamp."""
+        """Records that rows of `n` ids are written with this stamp."""
         self.newest = max(self.newest, stamp)
         self.is_timed |= stamp > 0
         if n:
@@ -288,7 +295,7 @@ class RowTimes:
                 self.captured = stamp if self.captured is None else min(self.captured, stamp)
 
     def exchange(self, other: RowTimes) -> None:
-        """Swaps all rows with another table."""
+        """Swaps the bounds with another table, whose rows are swapped too."""
         self.newest, other.newest = other.newest, self.newest
         self.is_timed, other.is_timed = other.is_timed, self.is_timed
         self.oldest = other.oldest = 0
@@ -307,7 +314,7 @@ def _reasons(config: TableConfig) -> Iterator[tuple[str, bool]]:
     yield f"its dim is {config.dim}, above {_MAX_DIM}", config.dim > _MAX_DIM
     for i, segment in enumerate(config.segments):
         rule = _rule_of(segment).name
-        plain = Fp32 if config.serving else Fp32 | Fp16 | Bf16  # in training these change nothing
+        plain = Fp32 if config.serving else Fp32 | Fp16 | Bf16  # in training they change no row
         compressed = not isinstance(segment.compressor, plain | None)
         yield f"segments[{i}] learns by {segment.optimizer!r}", rule not in RULES
         rounds = segment.stochastic_rounding_float16
@@ -320,7 +327,7 @@ def _rule_of(segment: Segment) -> Rule:
 
 
 def _parts(config: TableConfig, layout: RowLayout, device: torch.device) -> Iterator[RowSegment]:
-    """The segments as kernels know them; those of a serving table neither learn nor draw."""
+    """Yields the segments for kernels; those of a serving table neither learn nor draw values."""
     start, state = 0, config.dim
     for i, segment in enumerate(config.segments):
         first = FirstValues("constant", 0.0, 0.0, config.row_seed)
@@ -342,21 +349,21 @@ def _buckets(slots: float) -> int:
     return -(-int(slots + 1) // LANES)
 
 
-_ROOM = 1.25  # slots per key: no key is refused before the capacity is reached
+_ROOM = 1.25  # slots per key, so that no key is refused below the capacity
 
 
 class DeviceFeed:
-    """The consumers of a table's touched keys, and its open snapshots. Not thread-safe.
+    """The change feeds and open snapshots of a table. Not thread-safe.
 
-    Whoever changes rows calls `before_change` first and `mark` afterwards.
+    Code that changes rows calls `before_change` first and `mark` afterwards.
     """
 
     def __init__(self, name: str, slots: DeviceSlots) -> None:
         self._name, self._slots = name, slots
         self._consumers: dict[str, DeviceTouched] = {}
-        self._snapshots: list[ref[DeviceSnapshot]] = []  # made since rows were changed last
+        self._snapshots: list[ref[DeviceSnapshot]] = []  # opened since the last change
 
-    # ---- those who follow
+    # ---- for consumers
 
     def touched(
         self,
@@ -366,7 +373,7 @@ class DeviceFeed:
         all_changes: bool = False,
         overflow: Overflow = "whole_table",
     ) -> DeviceTouched:
-        """The consumer of that name, opened if it is not; see `DeviceTable.touched`."""
+        """Returns the change feed with this name, opened if needed; see `DeviceTable.touched`."""
         if not isinstance(consumer, str) or not consumer:
             raise InputError(f"consumer is {consumer!r}; it must be a non-empty str.")
         settings = TouchedSettings(capacity, all_changes, overflow)
@@ -382,11 +389,11 @@ class DeviceFeed:
         return known
 
     def consumer(self, name: str) -> DeviceTouched | None:
-        """The consumer of touched keys that is open under a name, if one is."""
+        """Returns the open change feed with this name, or None."""
         return self._consumers.get(name)
 
     def snapshot(self, max_ts: int) -> DeviceSnapshot:
-        """All rows as they are when this returns, the newest of them written at `max_ts`."""
+        """Returns all rows as they are at this call; `max_ts` is their largest time."""
         arrays, slices = self._slots.arrays, self._slots.slices(None)
         parts = (self._slots.entries(arrays, arrays.ids(slots), slots) for slots in slices)
         size = sum(map(len, slices))
@@ -395,15 +402,15 @@ class DeviceFeed:
         return opened
 
     def nbytes(self) -> int:
-        """Bytes of device memory that the consumers of touched keys take."""
+        """Returns the bytes of device memory that the change feeds take."""
         return sum(consumer.nbytes for consumer in self._consumers.values())
 
-    # ---- what writes tell
+    # ---- for writes
 
     def before_change(self) -> None:
-        """Lets open snapshots copy the rows that they have not read yet: they are about to change.
+        """Lets open snapshots copy the rows they have not read yet, before rows change.
 
-        Every snapshot copies once, since it then has all rows.
+        Each snapshot copies only once, because it then has all rows.
         """
         while self._snapshots:
             opened = self._snapshots.pop()()
@@ -411,18 +418,18 @@ class DeviceFeed:
                 opened.keep()
 
     def is_watched(self, *, learned: bool) -> bool:
-        """Whether a consumer collects the keys of such a write: `learned`, or of another kind."""
+        """Returns whether a consumer collects the keys of an update (`learned`) or other write."""
         return bool(self._consumers and self._wanting(learned=learned))
 
     def mark(
         self, ids: Int64[Tensor, "n"], touched: Bool[Tensor, "n"], *, learned: bool = False
     ) -> None:
-        """Tells consumers that the rows of the `touched` ids were written."""
+        """Reports to consumers that the rows of the `touched` ids were written."""
         for consumer in self._wanting(learned=learned) if len(ids) else ():
             consumer.mark(ids, touched)
 
     def mark_all(self) -> None:
-        """Tells consumers of all changes that any row may have changed."""
+        """Reports to consumers of all changes that any row may have changed."""
         for consumer in self._wanting(learned=False):
             consumer.mark_all()
 
@@ -431,11 +438,11 @@ class DeviceFeed:
 
 
 class DeviceTouched:
-    """One consumer's touched keys of one table, from `DeviceTable.touched`.
+    """The touched keys of one consumer of one table, from `DeviceTable.touched`.
 
-    It works as `TouchedKeys`, with ids on the table's device. It takes about 20 bytes per key of
-    its capacity when it is opened. With `overflow="forget"` the capacity is checked once per call.
-    Not thread-safe, like the table.
+    It works as `TouchedKeys`, with ids on the table's device. When it is opened, it allocates about
+    20 bytes per key of its capacity. With `overflow="forget"`, the capacity is checked once per
+    call. Not thread-safe, like the table.
     """
 
     def __init__(
@@ -447,7 +454,7 @@ class DeviceTouched:
     ) -> None:
         self.name = name
         self.settings = settings
-        self.since: str | None = None  # the consumer's own mark of what it delivered last
+        self.since: str | None = None  # a value of the consumer: what it delivered last
         self.delivering = threading.Lock()  # held from taking keys until they are delivered
         self._forget_name = forget_name
         self._closed = False
@@ -463,7 +470,7 @@ class DeviceTouched:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device memory that it takes."""
+        """The bytes of device memory that it takes."""
         return sum(self._keys.nbytes)
 
     def mark(self, ids: Int64[Tensor, "n"], touched: Bool[Tensor, "n"]) -> None:
@@ -481,11 +488,11 @@ class DeviceTouched:
         self._whole |= full
 
     def mark_all(self) -> None:
-        """Marks the whole table: any key may have changed."""
+        """Records that any key of the table may have changed."""
         self._whole.fill_(1)
 
     def take(self) -> TouchedBatch:
-        """The keys touched since the last take; waits for the device. Collecting starts again."""
+        """Returns and forgets the keys touched since the last take; waits for the device."""
         self._check_open()
         whole, forgotten = bool(self._whole), int(self._forgotten)
         ids = self._keys.ids(self._keys.taken().nonzero()[:, 0])
@@ -493,7 +500,7 @@ class DeviceTouched:
         return TouchedBatch(ids[:0] if whole else ids, whole, forgotten)
 
     def give_back(self, taken: TouchedBatch | Int64[Tensor, "n"]) -> None:
-        """Puts keys that were taken but could not be delivered back, for the next take."""
+        """Gives back keys that could not be delivered; the next take returns them."""
         self._check_open()
         ids = taken.ids if isinstance(taken, TouchedBatch) else taken
         checks.tensor("ids", ids, torch.int64, (None,), self._size.device)
@@ -507,12 +514,12 @@ class DeviceTouched:
         self.mark(ids, torch.ones_like(ids, dtype=torch.bool))
 
     def size(self) -> int:
-        """Number of keys that wait to be taken; 0 if the whole table does."""
+        """Returns the number of keys to be taken; 0 if the whole table is to be taken."""
         self._check_open()
         return 0 if bool(self._whole) else int(self._size)
 
     def overflows(self) -> int:
-        """How often more keys were touched than the capacity, since the consumer was opened."""
+        """Returns how often more keys than the capacity were touched since the opening."""
         self._check_open()
         return int(self._overflows)
 
@@ -545,10 +552,10 @@ class DeviceTouched:
 class DeviceSnapshot:
     """All rows of a table at one instant (`DeviceTable.snapshot`), in slices in host memory.
 
-    A scan copies each slice off the device when it is read. The first write after the snapshot
-    copies the slices that were not read yet to host memory before it changes a row. So a save
-    without training beside it holds one slice at a time. Several scans, also of several threads,
-    share the rows: each row is given once.
+    A scan copies each slice from the device when it reads it. The first write after the snapshot
+    copies the slices not read yet to host memory before it changes a row. A save without concurrent
+    training therefore holds only one slice at a time. Several scans, also on several threads, share
+    the rows: each row is given once in all.
     """
 
     def __init__(self, name: str, slices: Iterator[Entries], size: int, max_ts: int) -> None:
@@ -574,10 +581,10 @@ class DeviceSnapshot:
         self.close()
 
     def resume(self) -> None:
-        """Does nothing: no writer waits for a snapshot of a table on a device."""
+        """Does nothing: no writer waits for a snapshot of a device table."""
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """The rows, in the slices of the table's own scan."""
+        """Yields the rows, in the slices of the table's own scan; `rows` is ignored."""
         del rows
         while (part := self._next()) is not None:
             yield part
@@ -594,7 +601,7 @@ class DeviceSnapshot:
             return None if part is None else part.to("cpu")
 
     def keep(self) -> None:
-        """Copies the slices that were not read yet to host memory: the table is about to change."""
+        """Copies the slices not read yet to host memory, because the table is about to change."""
         with self._reading:
             self._aside.extend(part.to("cpu") for part in self._slices)
 

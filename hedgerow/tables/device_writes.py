@@ -1,4 +1,4 @@
-"""Writes to a device table: their shared part, all but optimizer steps, and moves of rows."""
+"""Writes to a device table except optimizer steps, their common part, and moves of rows."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .eviction import WriteStamps
 from .store import Applied, Entries, TableKeys
 from .transfer import MovingRows
 
-_BORN = 2**40  # what `apply` adds to the slots of new rows
-_LEAST_SQUARE = 2.0**-126  # of a row that skip_zero_embedding keeps
+_BORN = 2**40  # `apply` adds this to the slots of new rows
+_LEAST_SQUARE = 2.0**-126  # a smaller sum of squares counts as a zero row for skip_zero_embedding
 
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """One writing call: the stamp that its rows get, and what it counts."""
+    """One writing call: the stamp that its rows get, and its counters."""
 
     now: int
     done: Int64[Tensor, "3"]  # rows inserted, refused, dropped
@@ -37,11 +37,11 @@ class Write:
 
 
 class DeviceWrites:
-    """Writes rows, of arguments that the table has checked.
+    """Writes rows. The table has checked the arguments.
 
-    Every write takes the same steps: `start` lets open snapshots copy and the table grow,
-    `admitted` and `give_way` decide which ids get a row, a kernel writes, `note` tells consumers of
-    touched keys and scores rows, and `finish` counts. A method waits for the device only where its
+    Every write takes the same steps. `start` lets open snapshots copy rows and lets the table grow.
+    `admitted` and `give_way` decide which ids get a row. A kernel writes. `note` updates change
+    feeds and scores. `finish` adds up the counters. A method waits for the device only where its
     docstring says so.
     """
 
@@ -60,10 +60,10 @@ class DeviceWrites:
         self._room = DeviceFullPolicy(config.name, slots, feed, stamps)
         self._restoring = Lock()
 
-    # ---- what every write does
+    # ---- the steps of every write
 
     def start(self, ts: int, n: int, *, uses: int | None = None) -> Write:
-        """Starts a call at time `ts` that may insert `n` ids, and counts as `uses` uses, or `n`."""
+        """Starts a call at time `ts` that may insert `n` ids and has `uses` uses (None: `n`)."""
         now = self._stamps.stamp(ts, n if uses is None else uses)
         self.begin(now, n)
         return Write(now, torch.zeros(3, dtype=torch.int64, device=self._slots.device))
@@ -75,9 +75,9 @@ class DeviceWrites:
         self._times.wrote(now, n, captured=self._slots.is_capturing())
 
     def finish(self, write: Write) -> Applied:
-        """Adds the counts of a call to the table's counts, and returns them.
+        """Adds the counters of a call to the table's counters, and returns them.
 
-        A table with full="raise" waits for the device and raises an error if ids found no room.
+        A table with full="raise" waits for the device and raises an error if ids found no slot.
         """
         done = write.done
         self._slots.totals[:3] += done
@@ -96,7 +96,7 @@ class DeviceWrites:
         step: int,
         counts: Tensor | None = None,
     ) -> Grouped:
-        """The same groups; groups whose id the admission rule refuses become room."""
+        """Returns the same groups; those that the admission rule refuses become padding."""
         if self.admits_all:
             return grouped
         seen = GroupedOccurrences.of(grouped, used, counts)
@@ -106,9 +106,10 @@ class DeviceWrites:
     def refused(
         self, grouped: Grouped, seen: GroupedOccurrences, write: Write, step: int, *, each: bool
     ) -> Bool[Tensor, "n"] | None:
-        """Which occurrences the admission rule refuses; None if the table admits every id.
+        """Returns which occurrences the admission rule refuses; None if the table admits every id.
 
-        Refused occurrences are counted. With `each`, every occurrence is a question of its own.
+        Refused occurrences are counted. With `each`, the rule decides for every occurrence
+        separately.
         """
         if self._admission is None:
             return None
@@ -119,14 +120,14 @@ class DeviceWrites:
         return refused
 
     def give_way(self, grouped: Grouped, wanted: Bool[Tensor, "n"], write: Write) -> None:
-        """With full="evict", lets rows leave for the `wanted` ids, one of each group."""
+        """With full="evict", evicts rows for the `wanted` ids, which are one per group."""
         if self._slots.full == "evict":
             self._room.give_way(grouped, wanted, write.now, write.done)
 
     def _make_way(
         self, grouped: Grouped, used: Tensor | None, usable: Tensor, write: Write
     ) -> None:
-        """Lets rows leave for the ids that have a usable row to write."""
+        """With full="evict", evicts rows for the ids that have a usable row to write."""
         if self._slots.full != "evict":
             return
         seen = GroupedOccurrences.of(grouped, used, None)
@@ -134,11 +135,11 @@ class DeviceWrites:
         self.give_way(grouped, seen.total(good.long()) > 0, write)
 
     def is_watched(self, *, learned: bool) -> bool:
-        """Whether a write must say which rows it wrote."""
+        """Returns whether a write must report which rows it wrote."""
         return self._slots.scored or self._feed.is_watched(learned=learned)
 
     def room_for_slots(self, grouped: Grouped, *, learned: bool) -> Int64[Tensor, "n"] | None:
-        """A tensor for the slots that a kernel writes; None if they need not be known."""
+        """Returns a tensor for the slots that a kernel writes; None if nothing needs them."""
         return torch.empty_like(grouped.ids) if self.is_watched(learned=learned) else None
 
     def note(
@@ -151,12 +152,12 @@ class DeviceWrites:
         used: Int64[Tensor, "1"] | None = None,
         counts: Int64[Tensor, "n"] | None = None,
     ) -> None:
-        """Tells consumers which rows were written, and scores these rows.
+        """Reports the written rows to change feeds, and updates their scores.
 
-        `placed` holds the slot of each written row at one occurrence of its id, and is below 0 at
-        all others. `use` is the stamp of the call if its ids are uses of their rows, 0 if they are
-        not, and None if the rows came with stamps of their own. `counts` says how many occurrences
-        each id stands for.
+        `placed` holds the slot of each written row at one occurrence of its id, and is negative at
+        all other occurrences. `use` is the stamp of the call if its ids count as uses of their
+        rows, 0 if they do not, and None if the rows bring stamps of their own. `counts` says how
+        many occurrences each id stands for.
         """
         if placed is None:
             return
@@ -172,7 +173,7 @@ class DeviceWrites:
         else:
             self._slots.score(slots)
 
-    # ---- the verbs
+    # ---- the methods of the table
 
     def assign(
         self,
@@ -181,7 +182,7 @@ class DeviceWrites:
         usable: Bool[Tensor, "n"],
         ts: int,
     ) -> Applied:
-        """Sets rows; the last of equal ids wins."""
+        """Sets rows; of equal ids, the last one wins."""
         slots, write = self._slots, self.start(ts, len(keys.ids))
         with slots.on_device():
             step = self._stamps.second(write.now)
@@ -205,7 +206,7 @@ class DeviceWrites:
         usable: Bool[Tensor, "n"],
         ts: int,
     ) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows; an absent row starts from its initial value."""
         slots, write = self._slots, self.start(ts, len(keys.ids))
         with slots.on_device():
             step = self._stamps.second(write.now)
@@ -222,7 +223,7 @@ class DeviceWrites:
         return self.finish(write)
 
     def restore(self, entries: Entries) -> Applied:
-        """Puts whole rows back; owns a lock, so that threads may restore together."""
+        """Writes whole rows back. It owns a lock, so several threads may restore at once."""
         given = entries.to("cpu")
         n = len(given.ids)
         checks.tensor("ids", given.ids, torch.int64, (None,))
@@ -246,7 +247,7 @@ class DeviceWrites:
     def _restore(self, given: MovingRows, newest: int) -> Applied:
         rows, usable = given.rows, self.usable_rows(given.rows, None)
         self.begin(newest, len(given))
-        self._times.oldest = 0  # the rows have times of all kinds
+        self._times.oldest = 0  # restored rows may have any time
         slots = self._slots
         write = Write(newest, torch.zeros(3, dtype=torch.int64, device=slots.device))
         grouped = group(given.ids)
@@ -262,9 +263,9 @@ class DeviceWrites:
         return self.finish(write)
 
     def reinitialize(self, keys: TableKeys) -> Int8[Tensor, "n"]:
-        """Resets rows to their first values, at the clock's time; 0 = was absent, 1 = was there."""
+        """Resets rows and states, at the clock's time; returns 1 per key that had a row, else 0."""
         slots, n = self._slots, len(keys.ids)
-        newest = self._times.newest  # the clock's time is not one that a write gave
+        newest = self._times.newest  # `newest` counts only times that callers gave
         write = self.start(self._stamps.clock.now_s(), n, uses=0)
         self._times.newest = newest
         with slots.on_device():
@@ -285,7 +286,7 @@ class DeviceWrites:
         return (there & (before | again)).to(torch.int8)
 
     def erase(self, keys: TableKeys) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there."""
+        """Removes rows; returns which keys had a row."""
         with self._slots.on_device():
             return self._erase(keys.ids, group(keys.ids), keys.used)
 
@@ -297,9 +298,9 @@ class DeviceWrites:
         self._feed.mark_all()
 
     def usable_rows(self, rows: Tensor, used: Tensor | None) -> Bool[Tensor, "n"]:
-        """Which rows are finite.
+        """Returns which rows are finite.
 
-        If the table rejects rows that are not, it waits for the device and raises an error.
+        If the table rejects rows that are not finite, it waits for the device and raises an error.
         """
         usable = rows.isfinite().all(dim=1)
         if self._config.not_finite != "reject":
@@ -315,7 +316,7 @@ class DeviceWrites:
             )
         return usable
 
-    # ---- inside
+    # ---- helpers
 
     def _erase(self, ids: Tensor, grouped: Grouped, used: Tensor | None) -> Bool[Tensor, "n"]:
         self._feed.before_change()
@@ -327,7 +328,7 @@ class DeviceWrites:
     def _skip_zeros(
         self, grouped: Grouped, used: Tensor | None, rows: Tensor, usable: Tensor, write: Write
     ) -> Grouped:
-        """Erases ids whose new row is all zeros instead of setting it; the other groups."""
+        """Erases ids whose new row is all zeros; returns the groups that remain to be written."""
         seen, order = GroupedOccurrences.of(grouped, used, None), _order(grouped)
         source = torch.where(seen.live & usable[order], order, -1)
         winner = torch.full_like(source, -1).scatter_reduce_(0, seen.start, source, "amax")
@@ -341,9 +342,9 @@ class DeviceWrites:
 
 
 class DeviceMoves:
-    """Moves whole rows out of a table and into it, for tiers; every call waits for the device.
+    """Moves whole rows out of a table and into it, for tiers. Every call waits for the device.
 
-    A move changes no row: it is not counted, and consumers of touched keys are not told of it.
+    A move changes no counter and does not appear in change feeds.
     """
 
     def __init__(
@@ -352,13 +353,13 @@ class DeviceMoves:
         self._slots, self._times, self._feed, self._writes = slots, times, feed, writes
 
     def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
-        """Whole rows, on the device; rows of absent ids are zeros."""
+        """Returns whole rows, on the device; absent ids give zeros."""
         ids, slots = ids.to(self._slots.device), self._slots
         with slots.on_device():
             return slots.moving_rows(slots.arrays, ids, find.find(slots.arrays, ids))
 
     def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
-        """Takes rows from anywhere; which of them found room."""
+        """Takes rows from any device; returns which of them found a slot."""
         there, n, slots = moving.to(self._slots.device), len(moving), self._slots
         if not n:
             return there.found
@@ -377,14 +378,14 @@ class DeviceMoves:
             return placed >= 0
 
     def move_out(self, ids: Int64[Tensor, "n"]) -> None:
-        """Removes rows; the ids differ."""
+        """Removes rows. The ids must be distinct."""
         if len(ids):
             self._feed.before_change()
             with self._slots.on_device():
                 self._slots.erase(Grouped(ids.to(self._slots.device), None))
 
     def move_out_unset(self, ids: Int64[Tensor, "n"]) -> None:
-        """Removes those of the ids that were given a slot but never a row."""
+        """Removes the ids that have a slot but whose row was never written."""
         slots = self._slots
         ids = ids.to(slots.device)
         with slots.on_device():
@@ -401,5 +402,8 @@ def _order(grouped: Grouped) -> Int64[Tensor, "n"]:
 
 
 def _without(grouped: Grouped, which: Bool[Tensor, "n"]) -> Grouped:
-    """The same groups, of which `which` become room: their order points behind the input."""
+    """Returns the groups with those in `which` turned into padding.
+
+    The order of padding points past the input.
+    """
     return Grouped(grouped.ids, torch.where(which, len(grouped.ids), _order(grouped)))

@@ -1,18 +1,16 @@
-"""When rows are evicted: the rules, the order of eviction, and the stamps of writes.
+"""Eviction of rows: the rules, the order in which rows leave, and the stamps of writes.
 
-A row keeps the time of its last write. In tables with a rule of room it also keeps its place in
-the order of eviction.
+Every row keeps a stamp, which holds the time of its last write. With a `Ttl` rule or no rule, the
+stamp is the time in whole seconds. Under `Lru` and `Lfu`, which limit the number of rows, the stamp
+has the time in the upper 32 bits (up to the year 2106) and a mark in the lower 31:
 
-A table without a rule of room keeps whole seconds. Under `Lru` and `Lfu` the stamp of a row is the
-time in the upper 32 bits (up to the year 2106) and a mark in the lower 31:
+- `Lru`: the number of the writing call, which orders the calls within one second.
+- `Lfu`: the weight of all uses of the row. The weight of a new use doubles with every half-life, so
+  old weights need not be reduced: they become small relative to the weight of a new use. A weight
+  is a float of 31 bits, with 17 bits of exponent and 14 bits of fraction.
 
-- `Lru`: the number of the writing call, so that calls within a second are told apart.
-- `Lfu`: the weight of all uses of the row. A use weighs twice as much as one a half-life before it,
-  so weights are added up and never fade; what fades is how they compare with the weight of a use
-  now. A weight is a float of 31 bits: an exponent of 17 over a fraction of 14.
-
-Mark 0 is none. Numbers and exponents start anew behind the last one: marks are compared by how far
-they lie behind the newest.
+Mark 0 means that there is no mark. Call numbers and exponents wrap around, so marks are compared by
+their distance from the newest mark.
 """
 
 from __future__ import annotations
@@ -40,24 +38,25 @@ from ..core.units import parse_seconds
 from ..core.use_weights import AHEAD, FRACTION_BITS, MARK, MARK_BITS, ONE
 from .store import Entries
 
-SLOTS = 2**15  # of a v2 id
+SLOTS = 2**15  # feature slots of v2 ids
 _DAY_S = 86400
-_MAX_AGE_S = 2**53  # longer than any stamp, and floats hold it exactly
-_USES_PER_ROW = 32  # of a half-life of `Lfu`
+_MAX_AGE_S = 2**53  # longer than any stamp, and exact as a float
+_USES_PER_ROW = 32  # the default half-life of `Lfu`
 
 
 class Eviction(Record):
-    """Base of every rule."""
+    """Base of every eviction rule."""
 
 
 @dataclass(frozen=True)
 class Ttl(Eviction):
-    """Rows leave when they have not been updated for `age`: "7d", "36h", or a number of days.
+    """Evicts rows that were not updated for `age`: "7d", "36h", or a number of days.
 
-    `slots` gives slots of v2 ids an age of their own. Age is counted from `reference`: "newest" is
-    the newest update of the table, so that a replayed old stream expires nothing by itself and an
-    idle table keeps its rows; "wall" is the clock. A row of exactly that age has expired, so age 0
-    expires everything. Rows written without a time have time 0.
+    `slots` sets a different age for single feature slots of v2 ids. `reference` is the time up to
+    which the age is counted. "newest" is the newest update of the table: replaying an old stream
+    then does not expire rows by itself, and an idle table keeps its rows. "wall" is the clock. A
+    row of exactly that age has expired, so age 0 expires every row. Rows written without a time
+    have time 0.
 
     >>> rule = Ttl("7d", slots={1: "36h", 2: 30})
     >>> rule.age_s(0), rule.age_s(1), rule.age_s(2)
@@ -88,20 +87,20 @@ class Ttl(Eviction):
             _age_s(f"slots[{slot}]", age)
         if len({slot for slot, _ in pairs}) != len(pairs):
             raise ConfigError(f"Ttl.slots is {self.slots!r}; it names a slot twice.")
-        # Pairs in order: a dict could change under the rule, and has no place in a file.
+        # sorted pairs: a dict could be changed later, and a file cannot hold one
         object.__setattr__(self, "slots", tuple(sorted(pairs)))
         checks.choice("Ttl", "reference", self.reference, ("newest", "wall"))
 
     def age_s(self, slot: int) -> int:
-        """Seconds without an update after which a row of `slot` has expired."""
+        """Returns the seconds without an update after which a row of `slot` has expired."""
         return _age_s("age", dict(self.slots).get(slot, self.age))
 
     def shortest_s(self) -> int:
-        """The smallest `age_s` of any slot."""
+        """Returns the smallest `age_s` of all slots."""
         return min(_age_s("age", age) for age in (self.age, *dict(self.slots).values()))
 
     def ages_s(self) -> Int64[Tensor, "slots"]:
-        """`age_s` of every slot."""
+        """Returns `age_s` of every slot."""
         ages = torch.full((SLOTS,), _age_s("age", self.age), device="cpu")
         for slot, age in dict(self.slots).items():
             ages[slot] = _age_s("slots", age)
@@ -110,11 +109,10 @@ class Ttl(Eviction):
 
 @dataclass(frozen=True)
 class Lru(Eviction):
-    """`rows` rows may stay; those that were not updated for longest leave first.
+    """Keeps at most `rows` rows; the rows whose last update is oldest leave first.
 
-    What counts is the `ts` of the writes, and among rows of one time the order of the calls that
-    wrote them, however many came in a second. Of rows that one call wrote the smallest ids leave
-    first.
+    Rows are ordered by the `ts` of their last write, and among equal times by the order of the
+    writing calls. Of the rows that one call wrote, those with the smallest ids leave first.
 
     >>> Lru(1_000_000).rows
     1000000
@@ -129,7 +127,7 @@ class Lru(Eviction):
 
 @dataclass(frozen=True, slots=True)
 class HalfLife:
-    """After how long a use counts half: in uses of the table, or in seconds; the other is 0."""
+    """The age at which a use counts half: in uses of the table or in seconds; the other is 0."""
 
     uses: int = 0
     seconds: int = 0
@@ -137,13 +135,14 @@ class HalfLife:
 
 @dataclass(frozen=True)
 class Lfu(Eviction):
-    """`rows` rows may stay; the least often updated leave first, the oldest of them before others.
+    """Keeps at most `rows` rows; the least used rows leave first.
 
-    Every occurrence of an id in a writing call is a use. Uses fade: one of a `half_life` ago counts
-    half. A half-life is a time ("7d", "36h"), counted by the `ts` of the writes, or a number of
-    uses of the table: ids that its writing calls name, repeats included. The default is 32 uses for
-    every row that may stay. Shorter ones follow a changing stream sooner, longer ones know better
-    what is used often. `table.uses(ids)` tells the counts, which are exact up to 16,384.
+    Among equally used rows, the oldest leave first. Every occurrence of an id in a writing call is
+    a use. A use that is one `half_life` old counts half. A half-life is a time ("7d", "36h"),
+    measured by the `ts` of the writes, or a number of uses of the table, which is the number of ids
+    in its writing calls, repeats included. The default is 32 uses per row of the limit. A short
+    half-life follows a changing stream faster; a long one ranks rows by use more precisely.
+    `table.uses(ids)` returns the number of uses, which is exact up to 16,384.
 
     >>> Lfu(1_000_000).half_life_is().uses
     32000000
@@ -160,7 +159,7 @@ class Lfu(Eviction):
         self.half_life_is()
 
     def half_life_is(self) -> HalfLife:
-        """The half-life as a number."""
+        """Returns the half-life as a number."""
         given = self.half_life
         if given is None:
             return HalfLife(uses=_USES_PER_ROW * self.rows)
@@ -179,7 +178,7 @@ class Lfu(Eviction):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evicted:
-    """What an eviction removed: how many rows, and on request which ones, in the order of ids."""
+    """What an eviction removed: how many rows, and on request their ids, in order, and times."""
 
     rows: int
     ids: Int64[Tensor, "rows"] | None = None
@@ -189,7 +188,9 @@ class Evicted:
 def expired(
     ids: Int64[Tensor, "n"], ts: Int64[Tensor, "n"], reference_s: int, rule: Eviction | None
 ) -> Bool[Tensor, "n"]:
-    """Which rows, of times `ts`, have expired at `reference_s`; none under a rule of room or None.
+    """Returns which rows, with times `ts`, have expired at `reference_s`.
+
+    No row expires under a rule other than `Ttl`.
 
     >>> expired(torch.tensor([1, 2]), torch.tensor([0, 1]), 86400, Ttl("1d")).tolist()
     [True, False]
@@ -203,7 +204,7 @@ def expired(
 
 
 def _age_s(name: str, age: object, rule: str = "Ttl") -> int:
-    """Ages in whole seconds: times are whole, so a fraction of one counts as one."""
+    """Returns an age in whole seconds, rounded up because times are whole seconds."""
     if isinstance(age, str):
         try:
             seconds = parse_seconds(age)
@@ -217,14 +218,14 @@ def _age_s(name: str, age: object, rule: str = "Ttl") -> int:
         )
     if not 0 <= seconds <= _MAX_AGE_S:
         raise ConfigError(f"{rule}.{name} is {age!r}; it must lie in 0..{_MAX_AGE_S} seconds.")
-    return math.ceil(round(seconds, 6))  # 0.1 days are 8640 s, not a little more
+    return math.ceil(round(seconds, 6))  # 0.1 days must give 8640 s, not 8641
 
 
-LAST_S = 2**32 - 1  # that a stamp with a mark holds
+LAST_S = 2**32 - 1  # the largest time in a stamp with a mark
 
 
 def weight_at(half_lives: float) -> int:
-    """The mark of one use after so many half-lives.
+    """Returns the mark of one use after this many half-lives.
 
     >>> weight_at(0) == ONE, weight_at(3) - weight_at(2) == ONE
     (True, True)
@@ -236,26 +237,26 @@ def weight_at(half_lives: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EvictionOrderState:
-    """What a checkpoint holds of a `EvictionOrder`."""
+    """What a checkpoint stores of an `EvictionOrder`."""
 
-    newest: int  # mark
-    half_lives: float  # passed
+    newest: int  # the newest mark
+    half_lives: float  # half-lives passed so far
 
 
 @runtime_checkable
 class HasEvictionOrder(Protocol):
-    """A table that may have an order of leaving."""
+    """A table that may have an eviction order."""
 
     @property
     def order(self) -> EvictionOrder | None:
-        """What tells the order; None without a rule of room."""
+        """The eviction order of rows; None without an `Lru` or `Lfu` rule."""
         ...
 
 
 class EvictionOrder:
-    """The marks that a table with a rule of room gives: one to each writing call. Thread-safe.
+    """Gives the marks of a table with an `Lru` or `Lfu` rule, one per writing call. Thread-safe.
 
-    Stores that hold rows of one table share it, so that their marks compare.
+    Stores that hold rows of the same table share one order, so that their marks are comparable.
 
     >>> order = EvictionOrder(Lru(9))
     >>> stamps = torch.tensor([order.stamp(77), order.stamp(77)])
@@ -268,17 +269,17 @@ class EvictionOrder:
         self.by_use = self._half_life is not None
         self._lock = ForkLock()
         self._newest = 0 if not self.by_use else ONE
-        self._half_lives = 0.0  # passed
-        self._call: int | None = None  # the mark of a call in several stores
+        self._half_lives = 0.0  # half-lives passed so far
+        self._call: int | None = None  # the mark of a call that writes to several stores
 
     @staticmethod
     def of(rule: Eviction | None) -> EvictionOrder | None:
-        """The order of a rule; None for a table that has no rule of room."""
+        """Returns the order of a rule; None for a rule other than `Lru` or `Lfu`."""
         return EvictionOrder(rule) if isinstance(rule, Lru | Lfu) else None
 
     @property
     def kind(self) -> str:
-        """What the core calls such marks."""
+        """The core's name for such marks."""
         return "uses" if self.by_use else "turn"
 
     @property
@@ -289,16 +290,17 @@ class EvictionOrder:
     # ---- writes
 
     def stamp(self, ts: int, uses: int = 1) -> int:
-        """The stamp of the next writing call, of so many ids."""
+        """Returns the stamp of the next writing call, which uses `uses` ids."""
         with self._lock:
             mark = self._call if self._call is not None else self._next(ts, uses)
         return min(ts, LAST_S) << MARK_BITS | mark
 
     @contextmanager
     def one_call(self, ts: int, uses: int) -> Iterator[None]:
-        """Calls within are parts of one of `uses` uses: they get the same mark.
+        """Gives all calls inside the block the same mark, as parts of one call with `uses` uses.
 
-        It counts where there is none, too: the other shards of the table have parts of it.
+        It counts even if no call follows, because other shards of the table may have parts of the
+        call.
         """
         if self._call is not None:
             yield
@@ -316,13 +318,13 @@ class EvictionOrder:
         else:
             if self._half_life.uses:
                 self._half_lives += uses / self._half_life.uses
-            else:  # late uses count as uses of now
+            else:  # uses with an older time count as uses of now
                 self._half_lives = max(self._half_lives, ts / self._half_life.seconds)
             self._newest = weight_at(self._half_lives)
         return self._newest
 
     def saw(self, stamps: Int64[Tensor, "n"] | int) -> None:
-        """Stamps of another store came in: the next call is later than all of them."""
+        """Records stamps from another store; the next call will be later than all of them."""
         newest = stamps if isinstance(stamps, int) else int(stamps.max()) if len(stamps) else 0
         with self._lock:
             if self._half_life is None:
@@ -337,27 +339,30 @@ class EvictionOrder:
 
     @staticmethod
     def seconds(stamps: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Their times."""
+        """Returns the times of stamps."""
         return stamps >> MARK_BITS
 
     @staticmethod
     def second(stamp: int) -> int:
-        """The time of one."""
+        """Returns the time of one stamp."""
         return stamp >> MARK_BITS
 
     @staticmethod
     def marks(stamps: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Their marks."""
+        """Returns the marks of stamps."""
         return stamps & MARK
 
     @staticmethod
     def stamps(ts: Int64[Tensor, "n"], marks: Int64[Tensor, "n"] | None) -> Int64[Tensor, "n"]:
-        """Stamps of times and marks; without marks the rows are as if never used."""
+        """Returns the stamps of times and marks. Without marks, the rows count as never used."""
         stamps = ts.clamp(max=LAST_S) << MARK_BITS
         return stamps if marks is None else stamps | (marks & MARK)
 
     def ranks(self, stamps: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Rows leave in this order, and of equal ones in that of their ids."""
+        """Returns numbers by which rows leave, smallest first.
+
+        Of equal rows, the smallest id leaves first.
+        """
         marks = stamps & MARK
         place = torch.where(marks == 0, 0, (marks - self.top - 1) & MARK)
         if self.by_use:
@@ -365,7 +370,7 @@ class EvictionOrder:
         return (stamps & ~MARK) | place
 
     def uses(self, marks: Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
-        """How often rows were used, in uses of now: one of a half-life ago counts half.
+        """Returns how often rows were used; a use that is one half-life old counts half.
 
         >>> order = EvictionOrder(Lfu(9, half_life="1d"))
         >>> order.uses(torch.tensor([0, order.stamp(0), order.stamp(0) + ONE])).tolist()
@@ -380,12 +385,12 @@ class EvictionOrder:
     # ---- checkpoints
 
     def state(self) -> EvictionOrderState:
-        """What a table needs beside its rows to go on as this one."""
+        """Returns what a table needs besides its rows to continue this order."""
         with self._lock:
             return EvictionOrderState(self._newest, self._half_lives)
 
     def restore(self, state: EvictionOrderState) -> None:
-        """Goes on from there, or from where it is, whichever is later."""
+        """Continues from `state` or from the present state, whichever is later."""
         with self._lock:
             self._half_lives = max(self._half_lives, state.half_lives)
             if self.by_use:
@@ -395,19 +400,22 @@ class EvictionOrder:
 
 
 def one_call(order: EvictionOrder | None, ts: int, uses: int) -> AbstractContextManager[object]:
-    """Around writes to several stores that are one call, at a time that is known to be good."""
+    """Returns a context for writes to several stores that are one call; `ts` has been checked."""
     return nullcontext() if order is None else order.one_call(ts, uses)
 
 
 def shown(
     order: EvictionOrder | None, stamps: Int64[Tensor, "n"]
 ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"] | None]:
-    """Times and marks of stamps, as `Entries` has them; of a table without marks the times."""
+    """Returns times and marks of stamps, as in `Entries`.
+
+    Without an order, the stamps are times.
+    """
     return (stamps, None) if order is None else (order.seconds(stamps), order.marks(stamps))
 
 
 def uses_of(order: EvictionOrder | None, entries: Entries, name: str) -> Float64[Tensor, "n"]:
-    """How often the rows of table `name` were used, in uses of now."""
+    """Returns how often the rows of table `name` were used, decayed to the present."""
     if order is None or not order.by_use or entries.order is None:
         raise ConfigError(
             f"table {name!r} does not count uses; make its TableConfig with evict=Lfu(...)."
@@ -416,7 +424,7 @@ def uses_of(order: EvictionOrder | None, entries: Entries, name: str) -> Float64
 
 
 def join(one: EvictionOrder | None, other: EvictionOrder | None) -> None:
-    """Two tables of one rule swap rows: both orders go on behind the later of the two."""
+    """Makes both orders continue from the later one, when two tables of one rule swap rows."""
     if one is None or other is None or one is other:
         return
     states = one.state(), other.state()
@@ -428,18 +436,18 @@ def _newest_mark(stamps: Int64[Tensor, "n"]) -> int:
     return int((stamps & MARK).max()) if len(stamps) else 0
 
 
-_FUTURE_S = 3600  # how far clocks of other machines may run ahead
+_FUTURE_S = 3600  # how far the clocks of other machines may be ahead
 
 
 class WriteStamps:
-    """Turns the times of writes into the stamps of rows; a part of every table.
+    """Turns the times of writes into the stamps of rows; every table has one.
 
-    A stamp is the time, or what `EvictionOrder` makes of it where the table has a rule of room. A
-    time more than an hour ahead of the clock would expire all other rows, so it becomes the clock's
-    time and counts as a `clamped_ts` event.
+    A stamp is the time, or the stamp of the `EvictionOrder` if the table has one. A time more than
+    an hour ahead of the clock would expire all other rows. It is replaced by the clock's time and
+    counted as a `clamped_ts` event.
 
     >>> from hedgerow.core.clock import ManualClock
-    >>> stamps = Stamps(ManualClock(1000), Counters(), None)
+    >>> stamps = WriteStamps(ManualClock(1000), Counters(), None)
     >>> stamps.stamp(990, uses=1), stamps.stamp(10**9, uses=1)
     (990, 1000)
     """
@@ -450,7 +458,7 @@ class WriteStamps:
         self._events = events
 
     def next_time(self, ts: int) -> int:
-        """The time of a write."""
+        """Returns the checked time of a write."""
         ts = checks.count("ts", ts)
         now_s = self.clock.now_s() if ts else 0
         if ts <= now_s + _FUTURE_S:
@@ -459,20 +467,23 @@ class WriteStamps:
         return now_s
 
     def stamp(self, ts: int, uses: int) -> int:
-        """The stamp of a write at time `ts` that uses `uses` ids."""
+        """Returns the stamp of a write at time `ts` that uses `uses` ids."""
         ts = self.next_time(ts)
         return ts if self.order is None else self.order.stamp(ts, uses)
 
     def share_order(self, order: EvictionOrder | None) -> None:
-        """Uses the order of another store of the same table from now on, so that marks compare."""
+        """Uses the order of another store of the same table from now on.
+
+        Marks are then comparable.
+        """
         self.order = order
 
     def second(self, stamp: int) -> int:
-        """The time of a stamp."""
+        """Returns the time of a stamp."""
         return stamp if self.order is None else self.order.second(stamp)
 
     def stamps_of(self, entries: Entries) -> Int64[Tensor, "n"]:
-        """The stamps of rows that are put back."""
+        """Returns the stamps of rows that are written back."""
         now_s, times = self.clock.now_s(), entries.ts.numpy()
         beyond, ts = times > now_s + _FUTURE_S, entries.ts
         if beyond.any():
@@ -487,5 +498,5 @@ class WriteStamps:
     def times_of(
         self, stamps: Int64[Tensor, "n"]
     ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"] | None]:
-        """Times and marks of stamps, as `Entries` has them."""
+        """Returns times and marks of stamps, as in `Entries`."""
         return shown(self.order, stamps)

@@ -1,4 +1,4 @@
-"""The table of one process in host memory."""
+"""`HostTable`: the table of one process in host memory."""
 
 from __future__ import annotations
 
@@ -56,13 +56,17 @@ from .transfer import MovingRows
 
 
 class HostTable:
-    """Rows for any 64-bit id, born on the first write; safe from many threads.
+    """Rows for any 64-bit id in host memory, inserted on the first write; safe from many threads.
 
-    Keys are an int64 tensor (or `TableKeys` of one table); equal ids in one call act in order.
-    Results do not depend on the number of threads. `rates` gives a rate source a segment and
-    overrides the optimizers' own. `shared_name` claims a name in this process. Tables that count
-    ids for admission may share one `filter`; by default each makes its own. A `sync_client` is told
-    which rows change, from the start. `rows_in` keeps rows in a file and the index alone in memory.
+    Keys are an int64 tensor, or `TableKeys` of one table. Equal ids in one call act in order.
+    Results do not depend on the number of threads.
+
+    - `rates` gives one learning rate per segment and overrides the rates of the optimizers.
+    - `shared_name` registers the table under a name that is unique in this process.
+    - `filter` is the admission filter. Tables that count ids for admission may share one; by
+      default each makes its own.
+    - `sync_client` is attached to the table before the first write and learns which rows change.
+    - `rows_in` keeps the rows in a file, and only the index in memory.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -96,7 +100,7 @@ class HostTable:
         self.evictions = HostEvictions(config, core.native_table, core.stamps, core.events)
         self.feed = HostFeed(config.name, core.layout, core.native_table, core.stamps)
         self.moves = HostMoves(core.layout, core.native_table, core.stamps)
-        # What tiers ask of their two tables, of which one may be a `DeviceTable`.
+        # Tiers call these on both of their tables, one of which may be a `DeviceTable`.
         self.checked_rows, self.checked_step = core.checked_rows, core.checked_step
         self.update_arguments, self.apply_checked = core.update_arguments, core.apply_checked
         self.next_time, self.share_order = core.stamps.next_time, core.stamps.share_order
@@ -122,26 +126,26 @@ class HostTable:
 
     @property
     def device(self) -> torch.device:
-        """Where its rows lie: host memory."""
+        """The device of the rows: host memory."""
         return checks.CPU
 
     @property
     def clock(self) -> Clock:
-        """The clock that judges the times of writes and the ages of rows."""
+        """The clock that the times of writes and the ages of rows are compared with."""
         return self.core.stamps.clock
 
     @property
     def filter(self) -> SlidingFilter | None:
-        """What counts absent ids for the admission rule; None if nothing does."""
+        """The filter that counts absent ids for the admission rule; None if there is none."""
         return self.core.filter
 
     @property
     def slot_key(self) -> int:
-        """The secret by which ids are placed in the index."""
+        """The secret that determines the slots of ids in the index."""
         return self.core.native_table.slot_key()
 
     def use_slot_key(self, slot_key: int) -> None:
-        """Places ids by this key from now on; raises once the table has rows."""
+        """Places ids by this key from now on; raises if the table has rows."""
         check_slot_key("HostTable", slot_key)
         if slot_key != self.slot_key and not self.core.native_table.place_by(slot_key):
             raise StateError(
@@ -151,10 +155,10 @@ class HostTable:
 
     @property
     def order(self) -> EvictionOrder | None:
-        """The order in which rows leave; None without a rule of room."""
+        """The eviction order of rows; None without an `Lru` or `Lfu` rule."""
         return self.core.stamps.order
 
-    # ---- moves, under the names that a `DeviceTable` has too
+    # ---- moves of rows, under the same names as in `DeviceTable`
 
     @property
     def read_out(self) -> Callable[[Int64[Tensor, "n"]], MovingRows]:
@@ -186,10 +190,10 @@ class HostTable:
         step: int | None = None,
         out: Float32[Tensor, "n dim"] | None = None,
     ) -> Lookup:
-        """Rows of `keys`, into `out` if given. Nothing is inserted.
+        """Returns the rows of `keys`, in `out` if given. Inserts nothing.
 
-        An absent id gives zeros, or with `missing="initializer"` the first value it would be born
-        with. `step` matters only to tables with a one_bit segment.
+        An absent id gives zeros, or its initial value if `missing` is "initializer". `step` matters
+        only to tables with a one_bit segment.
         """
         keys = self.core.checked_keys(keys)
         n = len(keys.ids)
@@ -199,7 +203,7 @@ class HostTable:
         else:
             out, reused = arguments.output(out, n, self.layout.dim), True
         slots, mark, found_at = None, None, 0
-        if missing == "training":  # an update may follow
+        if missing == "training":  # an update may follow, which reuses the slots
             slots, mark = torch.empty(n, dtype=torch.int32, device="cpu"), self.core.mark()
             found_at = slots.data_ptr()
         where = keys.ids.data_ptr(), n
@@ -208,14 +212,14 @@ class HostTable:
         return Lookup(keys, out.view(-1), (self.layout.dim,), slots, mark)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
+        """Returns whether each key has a row."""
         ids = self.core.checked_keys(keys).ids
         out = torch.empty(len(ids), dtype=torch.bool, device="cpu")
         self.core.native_table.contains(ids.data_ptr(), len(ids), out.data_ptr())
         return out
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Raw rows with their optimizer states and times."""
+        """Returns raw rows with their optimizer states and times."""
         ids = self.core.checked_keys(keys).ids
         n = len(ids)
         found = torch.empty(n, dtype=torch.bool, device="cpu")
@@ -226,18 +230,19 @@ class HostTable:
         return Entries(ids, found, rows, self.layout.split(raw), *self.core.stamps.times_of(ts))
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices of at most `rows` (about 16 MiB if None), in no particular order.
+        """Yields all rows in slices of at most `rows` (about 16 MiB if None), in arbitrary order.
 
-        A row that is there from the first slice to the last is given exactly once, whatever is
-        written meanwhile; rows that come or go during the scan may be given or not. Rows that share
-        a home in the index stay together, so a slice of very few rows may hold a few more.
+        A row that exists during the whole scan is given exactly once, even if rows are written
+        meanwhile. A row that is inserted or removed during the scan may or may not be given. Rows
+        with the same index bucket stay together, so a very small slice may hold a few more rows.
         """
         return self._slices(slice_rows(self.layout, rows))
 
     def scan_slice(self, cursor: int = 0, rows: int | None = None) -> tuple[Entries, int, bool]:
-        """One slice of a scan from `cursor` on: rows, the next cursor, and whether it was the last.
+        """Returns one slice of a scan: its rows, the next cursor, and whether it is the last slice.
 
-        A cursor is a place among all keys, not in memory: it serves any table with the same keys.
+        A cursor is a position in the order of all keys, not in memory. It is valid for any table
+        that has the same keys.
         """
         if type(cursor) is not int or not 0 <= cursor < 2**64:
             raise InputError(f"cursor is {cursor!r}; use 0, or what the slice before gave.")
@@ -266,40 +271,43 @@ class HostTable:
             room = needed
 
     def size(self) -> int:
-        """Rows."""
+        """Returns the number of rows."""
         return self.core.native_table.size()
 
     def __len__(self) -> int:
         return self.size()
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave."""
+        """Returns the largest `ts` of all writes."""
         return self.core.stamps.second(self.core.native_table.newest_time())
 
     def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
-        """How often each key was used, under an `Lfu` rule, in uses of now."""
+        """Returns how often each key was used, under an `Lfu` rule, decayed to the present."""
         return uses_of(self.order, self.entries(keys), self.config.name)
 
     def memory(self) -> MemoryUse:
-        """Bytes by purpose. An admission filter counts in each of the tables that share it."""
+        """Returns bytes by purpose.
+
+        A shared admission filter counts in full in each of its tables.
+        """
         index, row, slack, other = self.core.native_table.memory()
         filter_bytes = 0 if self.filter is None else self.filter.memory_bytes()
         return MemoryUse(index, row, slack, other + filter_bytes + self.core.output_bytes())
 
     def measured_bytes(self) -> int:
-        """Bytes of rows in a file that are in memory, as the operating system says.
+        """Returns the bytes of a row file that are in memory, as reported by the operating system.
 
-        It looks at every page of the file.
+        It checks every page of the file.
         """
         if self.core.row_file is None:
             raise StateError(f"table {self.config.name!r} keeps its rows in memory, not in a file.")
         return self.core.row_file.measured_bytes()
 
     def stats(self) -> dict[str, float]:
-        """Rows, bytes, load of the index and everything counted since the table was made.
+        """Returns rows, bytes, load of the index and all counters since the table was made.
 
-        `uncompressed_bytes` is what the rows would take as fp32, without optimizer state. Where
-        rows are in a file, `file_bytes` is its size and `resident_bytes` the part in memory.
+        `uncompressed_bytes` is the size of the rows as fp32, without optimizer state. For rows in a
+        file, `file_bytes` is the size of the file and `resident_bytes` the part that is in memory.
         """
         use, rows, counted = self.memory(), self.size(), self.core.native_table.counted()
         file, outputs = self.core.row_file, self.core.output_bytes()
@@ -320,7 +328,7 @@ class HostTable:
         }
 
     def table(self, k: int = 0) -> Self:
-        """The store of table `k` alone: there is only one."""
+        """Returns the store of table `k` alone, which is this table."""
         arguments.table_number(k, 1)
         return self
 
@@ -338,13 +346,13 @@ class HostTable:
         per_occurrence: bool = False,
         policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """One optimizer step per distinct id, with its summed gradient; absent ids are born first.
+        """Applies one optimizer step per distinct id, using its summed gradient.
 
-        `step` counts the updates before this one. It drives schedules, one_bit segments, rounding
-        and dense Adam; tables with one of them need it. Bias corrections of the Adam family follow
-        it where it is given.
-        `counts` says how often each id occurred where the caller has removed duplicates; admission
-        rules and `Lfu` read it. With `per_occurrence` every occurrence is a step of its own.
+        Absent ids are inserted first. `step` is the number of updates before this one. Schedules,
+        one_bit segments, stochastic rounding and dense Adam need it; the bias correction of the
+        Adam family uses it if given. If the caller has removed duplicate ids, `counts` says how
+        often each id occurred; admission rules and `Lfu` use it. With `per_occurrence`, every
+        occurrence is a step of its own.
         """
         checks.flag("per_occurrence", per_occurrence)
         if policy.clip is not None:
@@ -365,7 +373,10 @@ class HostTable:
         *,
         ts: int = 0,
     ) -> Applied:
-        """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
+        """Sets rows; keeps optimizer state (new for an absent id).
+
+        Of equal ids, the last one wins.
+        """
         ids, rows = self.core.checked_keys_and_rows(keys, rows)
         with memory_errors():
             stamp = self.core.stamps.stamp(ts, len(ids))
@@ -379,7 +390,7 @@ class HostTable:
         *,
         ts: int = 0,
     ) -> Applied:
-        """Adds to rows; an absent one starts from its first value (serving tables: zeros)."""
+        """Adds to rows; an absent row starts from its initial value (serving tables: zeros)."""
         ids, rows = self.core.checked_keys_and_rows(keys, rows)
         with memory_errors():
             stamp = self.core.stamps.stamp(ts, len(ids))
@@ -389,7 +400,7 @@ class HostTable:
         return Applied.of(*done)
 
     def restore(self, entries: Entries) -> Applied:
-        """Puts whole rows back: embedding, states and times as `entries` or `scan` gave them."""
+        """Writes back whole rows from `entries` or `scan`: embeddings, states and times."""
         ids, rows = self.core.checked_keys_and_rows(entries.ids, entries.rows)
         checks.tensor("found", entries.found, torch.bool, (len(ids),))
         checks.tensor("ts", entries.ts, torch.int64, (len(ids),))
@@ -409,7 +420,7 @@ class HostTable:
         return Applied.of(*done)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there."""
+        """Resets rows and states, at the clock's time; returns 1 per key that had a row, else 0."""
         self.core.refuse_serving("reinitialize")
         ids = self.core.checked_keys(keys).ids
         status = torch.empty(len(ids), dtype=torch.int8, device="cpu")
@@ -419,7 +430,7 @@ class HostTable:
         return status
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there. Their memory serves the next new ids."""
+        """Removes rows; returns which keys had a row. New ids reuse their memory."""
         ids = self.core.checked_keys(keys).ids
         erased = torch.empty(len(ids), dtype=torch.bool, device="cpu")
         with memory_errors():
@@ -429,12 +440,13 @@ class HostTable:
     def evict(
         self, *, now_s: int | None = None, capture: bool = False, rows: int | None = None
     ) -> Evicted:
-        """Removes the rows that the table's rule says must go; their memory serves new ids.
+        """Removes the rows that the table's eviction rule selects; new ids reuse their memory.
 
-        Other calls go on meanwhile. A row is judged by its time at the moment it would leave: one
-        that was updated in between stays. `now_s` replaces the rule's reference time. `capture`
-        returns the ids and times of the rows that left. `rows` replaces the number of a rule of
-        room: a shard or a tier keeps its share of that number, which may be 0.
+        Other calls continue meanwhile. A row is judged by its time when it is about to be removed,
+        so a row that was updated in between stays. `now_s` replaces the rule's reference time. With
+        `capture`, the result holds the ids and times of the removed rows. `rows` replaces the row
+        limit of an `Lru` or `Lfu` rule: a shard or a tier keeps its share of the limit, which may
+        be 0.
         """
         return self.evictions.evict(now_s=now_s, capture=capture, rows=rows)
 
@@ -448,18 +460,19 @@ class HostTable:
         all_changes: bool = False,
         overflow: Overflow = "whole_table",
     ) -> TouchedKeys:
-        """The keys changed since `consumer` last took them; collected from the first call on.
+        """Returns the change feed of `consumer`: the keys changed since it last took them.
 
-        `apply_gradients` and `reinitialize` count as changes. With `all_changes` so do `assign`,
-        `assign_add`, `restore`, `erase` and eviction: a key that was taken and has no row any more
-        was deleted, and `clear` makes the whole table dirty. More than `capacity` keys become
-        `whole_table`; with `overflow="forget"` they are dropped and counted, as in Monolith. A
-        consumer that is open already is returned again.
+        The table collects keys from the first call on. `apply_gradients` and `reinitialize` count
+        as changes. With `all_changes`, so do `assign`, `assign_add`, `restore`, `erase` and
+        eviction; a taken key that has no row was deleted, and `clear` marks the whole table as
+        changed. If more than `capacity` keys change, the feed reports `whole_table`; with
+        `overflow="forget"` it drops and counts the keys, as Monolith does. If the feed is open
+        already, it is returned again.
         """
         return self.feed.touched(consumer, TouchedSettings(capacity, all_changes, overflow))
 
     def consumer(self, name: str) -> TouchedKeys | None:
-        """The consumer of touched keys that is open under a name, if one is."""
+        """Returns the open change feed with this name, or None."""
         return self.feed.consumer(name)
 
     def snapshot(
@@ -469,20 +482,22 @@ class HostTable:
         at_start: Callable[[], object] | None = None,
         paused: bool = False,
     ) -> Snapshot:
-        """All rows as they are when this returns, to be read while writers go on; one at a time.
+        """Returns all rows as they are at this call, to be read while writes continue.
 
-        `at_start` runs at the snapshot's instant: running writes have ended, and writes of other
-        threads wait until it returns. With `paused` they wait until `resume`, so that several
-        tables can be held at one instant. Close the snapshot, or use it in a `with` block.
+        A table can have one open snapshot. `at_start` runs at the instant of the snapshot: earlier
+        writes have ended, and writes of other threads wait until it returns. With `paused`, they
+        wait until `resume`, so that several tables can be captured at the same instant. Close the
+        snapshot, or use it in a `with` block.
         """
         return self.feed.snapshot(aside_bytes, at_start, paused)
 
     def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
-        """An empty table to fill and then exchange rows with: same config, clock and filter.
+        """Returns an empty table with the same config, clock and filter.
 
-        It places ids by the same slot key, or by `slot_key`; an exchange swaps the keys as well.
-        It has room for `rows` from the start: a scan gives rows in the order of the index, and in a
-        smaller index they would pile up at one place.
+        The caller fills it and then exchanges rows with it. It places ids by `slot_key`, or by this
+        table's key if None; `exchange_rows` swaps the keys as well. It is large enough for `rows`
+        rows from the start: a scan gives rows in the order of the index, and inserting them in that
+        order into a smaller index would fill one region of it.
         """
         rows = min(checks.count("rows", rows), 2**32 - 1)
         room = max(self.config.initial_capacity, rows)
@@ -501,8 +516,8 @@ class HostTable:
     def exchange_rows(self, other: HostTable) -> None:
         """Swaps all rows and slot keys with a table of the same config.
 
-        Readers see all rows of one table or all of the other. Filters and counts stay. Consumers
-        of all changes see the whole table as changed.
+        Readers see either all rows of one table or all rows of the other. Filters and counters are
+        not swapped. Consumers of all changes see the whole table as changed.
         """
         if other.config != self.config:
             raise InputError(
@@ -522,11 +537,11 @@ class HostTable:
         join(self.order, other.order)
 
     def clear(self) -> None:
-        """Removes all rows and gives their memory back.
+        """Removes all rows and frees their memory.
 
-        It also forgets the ids that its admission rule counted: an id must be seen anew before it
-        gets a row. Counts in a filter that was passed to the table, or that another table shares,
-        stay, and so does their memory: 5 to 16 bytes per id.
+        It also forgets the ids that its admission rule counted, so an id must be seen anew before
+        it gets a row. Counts in a filter that was passed to the table, or is shared with another
+        table, stay. Their memory stays as well: 5 to 16 bytes per id.
         """
         if not self.core.native_table.clear():
             raise StateError(
@@ -538,7 +553,7 @@ class HostTable:
         give_freed_memory_back()
 
     def close(self) -> None:
-        """Removes all rows and gives the shared name back."""
+        """Removes all rows and releases the shared name."""
         self.clear()
         if self._shared_name is not None:
             process_state.release(self._shared_name, self)
@@ -548,7 +563,7 @@ def _file_stats(file: native.RowFile) -> dict[str, float]:
     return {"file_bytes": file.file_bytes(), "resident_bytes": file.resident_bytes()}
 
 
-# ---- calls on several tables whose rows are alike
+# ---- calls on several tables with the same row layout
 
 
 def lookup_several(
@@ -559,7 +574,7 @@ def lookup_several(
     step: int | None,
     out: Float32[Tensor, "n dim"],
 ) -> Bool[Tensor, "n"]:
-    """`lookup` of ids that lie table after table; returns which of them have a row.
+    """Looks up ids of several tables, given table after table; returns which have a row.
 
     The caller has checked that `out` fits.
     """
@@ -582,7 +597,10 @@ def read_several(
     states_at: int,
     times_at: int,
 ) -> list[int]:
-    """`read_out` of ids that lie table after table, between addresses; how many each table has."""
+    """Reads whole rows of several tables between addresses; returns how many ids each table has.
+
+    The ids are given table after table.
+    """
     cores = [table.core.native_table for table in tables]
     return native.read_several(cores, splits, ids_at, found_at, rows_at, states_at, times_at)
 
@@ -590,9 +608,9 @@ def read_several(
 def move_in_several(
     tables: Sequence[HostTable], starts: Sequence[int], ends: Sequence[int], moving: MovingRows
 ) -> None:
-    """`move_in` of rows of which each table takes those from its start to its end.
+    """Moves rows into several tables; each table takes the rows from its start to its end.
 
-    If it fails, some tables may have taken their rows; the call may be repeated.
+    If it fails, some tables may have taken their rows. The call may be repeated.
     """
     parts = (moving.ids, moving.rows, moving.states, moving.ts)
     cores = [table.core.native_table for table in tables]

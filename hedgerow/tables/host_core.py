@@ -46,10 +46,10 @@ from .transfer import MovingRows
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """Rows in a file of `folder`, with about `resident_bytes` of them in memory.
+    """Keeps rows in a file in `folder`, with about `resident_bytes` of them in memory.
 
-    The file has no name and goes with its table, however the process ends. The folder must lie on a
-    disk: a file in memory (tmpfs) saves none.
+    The file has no name and disappears with its table, however the process ends. The folder must be
+    on a disk: a file system in memory (tmpfs) saves no memory.
 
     >>> import hedgerow as hr, tempfile, torch
     >>> config = hr.TableConfig("user", (hr.Segment(16, hr.Zeros(), hr.Sgd()),))
@@ -70,7 +70,7 @@ class RowFile:
         checks.count("resident_bytes", self.resident_bytes)
 
     def open(self) -> native.RowFile:
-        """A new file, for one table."""
+        """Returns a new file, for one table."""
         folder = local_path(self.folder)
         if not folder.is_dir():
             raise FileMissingError(
@@ -87,8 +87,8 @@ class RowFile:
         return native.RowFile(fd, str(folder), self.resident_bytes)
 
 
-class memory_errors:  # noqa: N801 - it reads as a function; contextlib's form takes 1.5 us a call
-    """The core's errors for lack of memory as ours."""
+class memory_errors:  # noqa: N801 - used like a function; contextlib's form takes 1.5 us
+    """Turns the core's out-of-memory errors into `OutOfMemoryError`."""
 
     __slots__ = ()
 
@@ -108,23 +108,23 @@ class memory_errors:  # noqa: N801 - it reads as a function; contextlib's form t
             ) from error
 
 
-_MAX_IDS = 2**32 - 2  # of one call: positions inside a batch are 32-bit
+_MAX_IDS = 2**32 - 2  # per call: positions inside a batch are 32-bit
 
 
 @dataclass(frozen=True, slots=True)
 class RowsMark:
-    """The `epoch` of rows of a table: they are where they were found until `changes` grows."""
+    """The `epoch` of found rows: their slots are valid until `changes` of the table grows."""
 
     table: native.Table
     changes: int
 
 
 class HostCore:
-    """What the verbs and the parts of one `HostTable` share; safe from many threads.
+    """What the methods and the parts of one `HostTable` share; safe from many threads.
 
-    Other code of the package uses it as `table.core`. It checks the arguments of calls, knows the
-    rate of each update, and keeps memory for large results. `native_table` is the table in C++,
-    which checks nothing. `stamps` tells the time of each write.
+    Other code in the package uses it as `table.core`. It checks the arguments of calls, computes
+    the rate of each update, and reuses the memory of large results. `native_table` is the table in
+    C++, which checks nothing. `stamps` gives the time of each write.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class HostCore:
             )
 
     def forget_counts(self) -> None:
-        """Forgets the ids that the admission rule counted, in a filter of this table alone."""
+        """Forgets the ids that the admission rule counted, if only this table uses the filter."""
         own = self.filter if self._made_filter else None
         if own is not None and own.tables <= {self.config.name}:
             own.clear()
@@ -194,25 +194,25 @@ class HostCore:
     # ---- memory of large results
 
     def share_outputs(self, outputs: Recycler, tables: int) -> None:
-        """Keeps large results where the other tables of a store of `tables` tables keep theirs."""
+        """Uses `outputs`, which `tables` tables share, for the memory of large results."""
         self.outputs, self._output_sharers = outputs, tables
 
     def output_bytes(self) -> int:
-        """This table's share of the bytes that are kept for large results."""
+        """Returns this table's share of the bytes kept for large results."""
         return self.outputs.kept_bytes() // self._output_sharers
 
     # ---- lookups
 
     def checked_keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        """The keys of a call; raises what is wrong with them."""
+        """Returns the checked keys of a call; raises if they are invalid."""
         return arguments.keys_of_one_table(keys, _MAX_IDS)
 
     def checked_step(self, step: int | None, needed: bool, why: str) -> int:
-        """The step of a call; raises if it is needed and was not given."""
+        """Returns the step of a call; raises if it is needed and None."""
         return arguments.needed_step(step, needed, self.config.name, why)
 
     def reading(self, missing: Missing, step: int | None) -> tuple[str, int]:
-        """The rule for absent ids and the step, as the C++ table takes them."""
+        """Returns the rule for absent ids and the step, in the form that the C++ table takes."""
         arguments.missing_rule(missing)
         if missing == "training":
             missing = "initializer" if self.config.admit is None else "zeros"
@@ -225,7 +225,10 @@ class HostCore:
         return missing, self.checked_step(step, needed, "shows one_bit segments")
 
     def reader(self, step: int | None = None) -> native.Table:
-        """The C++ table, for lookups at a step; raises if the rows need one and it is None."""
+        """Returns the C++ table for lookups at a step.
+
+        Raises if its rows need a step and it is None.
+        """
         self.checked_step(step, self.native_table.needs_step(), "shows one_bit segments")
         return self.native_table
 
@@ -240,22 +243,22 @@ class HostCore:
         reused: bool,
         found_at: int = 0,
     ) -> None:
-        """Writes the rows of `n` ids at an address to another, where there must be room for them.
+        """Writes the rows of the `n` ids at one address to another address.
 
-        `reused` says whether the memory of the rows was written before. Where the rows were found
-        goes to `found_at`, if that is given.
+        It must have space for them. `reused` says whether the memory at `rows_at` was written
+        before. If `found_at` is given, the slots of the rows are written there.
         """
         rule, at_step = self.reading(missing, step)
         self.native_table.lookup(ids_at, n, rule, at_step, rows_at, reused, found_at)
 
     def mark(self) -> RowsMark:
-        """The mark of rows that are found from now on."""
+        """Returns the mark for rows that are found from now on."""
         return RowsMark(self.native_table, self.native_table.changes())
 
     # ---- updates
 
     def rates_at(self, step: int) -> list[float]:
-        """The rate of each segment at update number `step`."""
+        """Returns the rate of each segment at update number `step`."""
         return self.fixed_rates or [rate_at(source, step) for source in self.rates]
 
     def update_arguments(
@@ -268,10 +271,11 @@ class HostCore:
         *,
         reject: bool = True,
     ) -> tuple[Int64[Tensor, "n"], Float32[Tensor, "n dim"], list[float], int]:
-        """Ids, gradients, rates and step for `apply_checked`; raises what is wrong with them.
+        """Returns checked ids, gradients, rates and step for `apply_checked`.
 
-        A call on several tables checks its arguments for all of them before the first one changes.
-        With `reject=False`, gradients that are not finite are left out whatever the config says.
+        Raises if one is invalid. A call on several tables checks the arguments of all tables before
+        it changes the first one. With `reject=False`, gradients that are not finite are left out,
+        whatever the config says.
         """
         self.refuse_serving("apply_gradients")
         ids = self.checked_keys(at.keys if isinstance(at, Lookup) else at).ids
@@ -296,7 +300,7 @@ class HostCore:
         per_occurrence: bool,
         found: Lookup | None = None,
     ) -> Applied:
-        """The update itself, with what `update_arguments` returned, where rows were `found`."""
+        """Applies the update that `update_arguments` checked; `found` says where the rows are."""
         rows_at = changes = 0
         mark = None if found is None else found.epoch
         slots = None if found is None else found.slots
@@ -320,7 +324,7 @@ class HostCore:
     # ---- other writes
 
     def checked_rows(self, name: str, rows: Tensor, n: int, *, reject: bool = True) -> Tensor:
-        """The rows of a call; raises what is wrong with them."""
+        """Returns the checked rows of a call; raises if they are invalid."""
         rows = arguments.rows_of_batch(name, rows, n, self.layout.dim)
         if reject and self.config.not_finite == "reject":
             at = native.first_not_finite(rows.data_ptr(), rows.numel())
@@ -336,7 +340,7 @@ class HostCore:
     def checked_keys_and_rows(
         self, keys: TableKeys | Tensor, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Ids and rows of a write; raises what is wrong with them."""
+        """Returns the checked ids and rows of a write; raises if they are invalid."""
         ids = self.checked_keys(keys).ids
         return ids, self.checked_rows("rows", rows, len(ids))
 
@@ -355,10 +359,10 @@ ASIDE_BYTES = 256 << 20
 class Snapshot:
     """All rows of a table as they were at one instant between two writes (`HostTable.snapshot`).
 
-    Reading it does not stop anybody: a writer that is the first to change a row not yet read copies
-    the old one aside. When more than `aside_bytes` lie aside, writers wait at the start of their
-    next call until the snapshot was read on or closed; the thread that reads never waits. `size`
-    and `max_ts` are those of the instant. A snapshot that is dropped is closed.
+    Reading a snapshot does not stop writers: the first writer that changes a row not yet read
+    copies the old row aside. When the copies exceed `aside_bytes`, writers wait at the start of
+    their next call until the snapshot is read further or closed. The reading thread never waits.
+    `size` and `max_ts` are those of the instant. A snapshot is closed when it is garbage collected.
 
     >>> from hedgerow import HostTable, Segment, Sgd, TableConfig, Zeros
     >>> table = HostTable(TableConfig("user", (Segment(1, Zeros(), Sgd()),)))
@@ -419,15 +423,15 @@ class Snapshot:
         self.close()
 
     def resume(self) -> None:
-        """Lets writers go on that wait since the snapshot was opened `paused`."""
-        if self._closed_with is None:  # else it might be another snapshot's pause
+        """Lets writers continue that have waited since the snapshot was opened with `paused`."""
+        if self._closed_with is None:  # otherwise another snapshot may have paused the writers
             self._table.resume_writers()
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """The rows, in slices of at most `rows` (about 16 MiB if None), in no particular order.
+        """Yields the rows in slices of at most `rows` (about 16 MiB if None), in arbitrary order.
 
-        Each row is given once, whoever asks: several scans, also of several threads, share the
-        rows. Rows that share a home in the index may make a very small slice a few rows larger.
+        Each row is given once in all: several scans, also on several threads, share the rows. Rows
+        in the same index bucket stay together, so a very small slice may hold a few more rows.
         """
         return self._slices(slice_rows(self._layout, rows))
 
@@ -466,32 +470,33 @@ class Snapshot:
 
     @property
     def aside_rows(self) -> int:
-        """Rows that writers copied aside so far."""
+        """The number of rows that writers have copied aside so far."""
         return self._use()[0]
 
     @property
     def waited_s(self) -> float:
-        """Seconds that writers waited so far, in all."""
+        """The seconds that all writers have waited so far."""
         return self._use()[1]
 
     def _use(self) -> tuple[int, float]:
         return self._closed_with or self._table.snapshot_use()
 
     def close(self) -> None:
-        """Gives memory back and lets waiting writers go on; a second call does nothing."""
+        """Frees the copied rows and lets waiting writers continue; a second call does nothing."""
         if self._closed_with is None:
             self._closed_with = self._table.snapshot_use()
             self._release()
 
 
-_SLICE_ROWS = 65536  # looked at in one native call
+_SLICE_ROWS = 65536  # examined per native call
 
-# cursor, room, address of ids, address of times -> rows gone, cursor, done, room needed
+# (cursor, capacity, address of ids, address of times) -> (rows removed, cursor, done, capacity
+# needed)
 _Step = Callable[[int, int, int, int], tuple[int, int, bool, int]]
 
 
 class HostEvictions:
-    """Removes rows by the rule of a host table. One eviction runs at a time, under a lock."""
+    """Removes rows by the eviction rule of a host table. A lock lets one eviction run at a time."""
 
     def __init__(
         self, config: TableConfig, native_table: native.Table, stamps: WriteStamps, events: Counters
@@ -503,7 +508,7 @@ class HostEvictions:
         self._running = ForkLock()
 
     def evict(self, *, now_s: int | None, capture: bool, rows: int | None) -> Evicted:
-        """Removes the rows that must go; as `HostTable.evict`."""
+        """Removes the rows that the rule selects; see `HostTable.evict`."""
         rule = self._config.evict
         checks.flag("capture", capture)
         given = None if now_s is None else checks.count("now_s", now_s)
@@ -573,7 +578,7 @@ def _in_slices(take: _Step, capture: bool) -> Evicted:
 
 
 class HostFeed:
-    """What others may follow of a host table: touched keys, and snapshots of all rows."""
+    """The change feeds and snapshots of a host table."""
 
     def __init__(
         self, name: str, layout: RowLayout, native_table: native.Table, stamps: WriteStamps
@@ -586,7 +591,10 @@ class HostFeed:
         self._opening = ForkLock()
 
     def touched(self, consumer: str, settings: TouchedSettings) -> TouchedKeys:
-        """The touched keys of `consumer`, who may be open already with the same settings."""
+        """Returns the change feed of `consumer`.
+
+        An open one with the same settings is returned again.
+        """
         if not isinstance(consumer, str) or not consumer:
             raise InputError(f"consumer is {consumer!r}; it must be a non-empty str.")
         with self._opening:
@@ -602,13 +610,13 @@ class HostFeed:
         return known
 
     def consumer(self, name: str) -> TouchedKeys | None:
-        """The consumer of touched keys that is open under a name, if one is."""
+        """Returns the open change feed with this name, or None."""
         with self._opening:
             return self._consumers.get(name)
 
     @property
     def consumers(self) -> tuple[str, ...]:
-        """The names of the consumers of touched keys that are open."""
+        """The names of the open change feeds."""
         with self._opening:
             return tuple(self._consumers)
 
@@ -619,7 +627,7 @@ class HostFeed:
     def snapshot(
         self, aside_bytes: int, at_start: Callable[[], object] | None, paused: bool
     ) -> Snapshot:
-        """All rows as they are when this returns; as `HostTable.snapshot`."""
+        """Returns all rows as they are at this call; see `HostTable.snapshot`."""
         checks.count("aside_bytes", aside_bytes)
         if at_start is not None and not callable(at_start):
             raise InputError(f"at_start is {at_start!r}; it must be a function without arguments.")
@@ -633,7 +641,7 @@ class HostFeed:
 class HostMoves:
     """Moves rows between a host table and another store of the same table, for tiers.
 
-    A move reaches no consumer of touched keys and changes no count.
+    A move changes no counter and does not appear in change feeds.
     """
 
     def __init__(self, layout: RowLayout, native_table: native.Table, stamps: WriteStamps) -> None:
@@ -642,7 +650,7 @@ class HostMoves:
         self._stamps = stamps
 
     def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
-        """Whole rows; those of absent ids are zeros."""
+        """Returns whole rows; absent ids give zeros."""
         found = torch.empty(len(ids), dtype=torch.bool, device="cpu")
         room = MovingRows(ids.contiguous(), found, *entry_room(self._layout, len(ids)))
         others = (room.found, room.rows, room.states, room.ts)
@@ -652,7 +660,7 @@ class HostMoves:
         return room
 
     def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
-        """Takes rows, and says which of them found room: here all of them."""
+        """Takes rows; returns which of them found a slot, which here are all."""
         here = moving.to("cpu")
         parts = [x.contiguous() for x in (here.ids, here.rows, here.states, here.ts)]
         ids_at, *others = (part.data_ptr() for part in parts)
@@ -667,5 +675,5 @@ class HostMoves:
         self._native_table.move_out(ids.data_ptr(), len(ids), gone.data_ptr())
 
     def saw(self, ts: int) -> None:
-        """Notes that a row was written at time `ts` in another store, for `max_ts`."""
+        """Records that another store wrote a row at time `ts`, so that `max_ts` includes it."""
         self._native_table.assign(0, 0, 0, ts if self._stamps.order is None else ts << MARK_BITS)

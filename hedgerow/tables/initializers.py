@@ -1,4 +1,4 @@
-"""What a row starts from: a function of (table seed, id, column), the same everywhere."""
+"""Initial values of rows: functions of (table seed, id, column), equal on every device."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Initializer(Record):
     native_kind: ClassVar[str] = "constant"
 
     def parameters(self) -> tuple[float, float]:
-        """The core's two numbers: value; low and high; or mean and deviation."""
+        """Returns the core's two numbers: value and 0, low and high, or mean and deviation."""
         raise NotImplementedError
 
     def rows(
         self, ids: Int64[Tensor, "n"], *, dim: int, seed: int, first_column: int = 0
     ) -> Float32[Tensor, "n dim"]:
-        """First values of the rows of `ids`; reading them inserts nothing.
+        """Returns the initial values of the rows of `ids`. Inserts nothing.
 
         >>> Uniform(0.3).rows(torch.tensor([5]), dim=2, seed=1).shape
         torch.Size([1, 2])
@@ -53,7 +53,7 @@ class Zeros(Initializer):
     kind = "zeros"
 
     def parameters(self) -> tuple[float, float]:
-        """Zero."""
+        """Returns (0, 0)."""
         return 0.0, 0.0
 
 
@@ -64,13 +64,13 @@ class Ones(Initializer):
     kind = "ones"
 
     def parameters(self) -> tuple[float, float]:
-        """One."""
+        """Returns (1, 0)."""
         return 1.0, 0.0
 
 
 @dataclass(frozen=True)
 class Constant(Initializer):
-    """One value everywhere."""
+    """The same value in every column."""
 
     kind = "constants"
     constant: float
@@ -79,13 +79,13 @@ class Constant(Initializer):
         checks.setting(type(self).__name__, "constant", self.constant)
 
     def parameters(self) -> tuple[float, float]:
-        """The value."""
+        """Returns (value, 0)."""
         return self.constant, 0.0
 
 
 @dataclass(frozen=True)
 class BatchSoftmaxInitializer(Constant):
-    """The start of a `batch_softmax` segment: an interval of at least one step."""
+    """The initial value of a `batch_softmax` segment: an interval of at least one step."""
 
     kind = "batch_softmax_initializer"
 
@@ -109,7 +109,7 @@ class Uniform(Initializer):
         checks.setting("Uniform", "bound", self.bound, least=0, below=checks.LARGEST / 2)
 
     def parameters(self) -> tuple[float, float]:
-        """Low and high."""
+        """Returns low and high."""
         return -self.bound, self.bound
 
 
@@ -130,13 +130,13 @@ class RandomUniform(Initializer):
         checks.setting("RandomUniform", "maxval - minval", self.maxval - self.minval)
 
     def parameters(self) -> tuple[float, float]:
-        """Low and high."""
+        """Returns low and high."""
         return self.minval, self.maxval
 
 
 @dataclass(frozen=True)
 class Normal(Initializer):
-    """Bell-shaped around `mean` with deviation `std`: a sum of twelve uniforms, within 6 std.
+    """Approximately normal: `mean` and `std` of a sum of twelve uniforms, which lies within 6 std.
 
     >>> Normal(std=0.01).parameters()
     (0.0, 0.01)
@@ -152,13 +152,13 @@ class Normal(Initializer):
         checks.setting(type(self).__name__, "mean", self.mean)
 
     def parameters(self) -> tuple[float, float]:
-        """Mean and deviation."""
+        """Returns mean and standard deviation."""
         return self.mean, self.std
 
 
 @dataclass(frozen=True)
 class TruncatedNormal(Normal):
-    """`Normal`, drawn again while beyond two deviations."""
+    """`Normal`, redrawn while the value is more than two standard deviations from the mean."""
 
     kind = "truncated_normal"
     native_kind = "truncated_normal"

@@ -1,4 +1,4 @@
-"""Where each segment and each state lies in a row, and the core's description of it."""
+"""The layout of a row: where each segment and each state is, and the core's description of it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ _SLICE_BYTES = 2**24
 _MOST_SLICE_ROWS = 65536
 
 States = tuple[dict[str, Tensor], ...]
-"""One dict a segment: state name to [n, dim], or [n] for a state the row has once."""
+"""One dict per segment.
+
+It maps state names to [n, dim], or to [n] for a state with one value per row.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """One state of one segment inside the floats that follow a row."""
+    """The position of one state of one segment in the floats that follow the embedding."""
 
     segment: int
     state: OptimizerState
@@ -58,10 +61,10 @@ class RowLayout:
         self._segments = config.segments
 
     def split(self, raw: Float32[Tensor, "n state"]) -> States:
-        """Raw state floats as named tensors; copies, unless one state is all of `raw`."""
+        """Returns raw state floats as named tensors. Copies, unless one state is all of `raw`."""
         named: States = tuple({} for _ in self._segments)
         for place in self.places:
-            # numpy: a saver's copies must not wake a team of torch's threads beside training.
+            # numpy copies on this thread; torch would wake its thread pool, which training needs.
             part = raw
             if place.stop - place.start != self.state_floats or not raw.is_contiguous():
                 part = torch.empty(
@@ -76,9 +79,10 @@ class RowLayout:
         return named
 
     def named(self, raw: Float32[Tensor, "n state"]) -> States:
-        """As `split`, but views, on whatever device `raw` is; there may be room behind the states.
+        """Returns raw state floats as named views, on any device.
 
-        A state of integers, whose floats may stand apart, is copied.
+        `raw` may have extra columns at the end. A state of integers is copied, because its floats
+        need not be contiguous.
         """
         named: States = tuple({} for _ in self._segments)
         for place in self.places:
@@ -91,7 +95,7 @@ class RowLayout:
         return named
 
     def starts(self) -> list[float]:
-        """What the state floats of a new row are."""
+        """Returns the state floats of a new row."""
         return [
             x
             for place in self.places
@@ -99,7 +103,10 @@ class RowLayout:
         ]
 
     def join(self, named: Sequence[Mapping[str, Tensor]], rows: int) -> Float32[Tensor, "n state"]:
-        """The inverse of `split`; every state must be there and fit."""
+        """Returns the raw floats of named states; the inverse of `split`.
+
+        Raises if a state does not fit.
+        """
         if len(named) != len(self._segments):
             raise InputError(
                 f"states of {len(named)} segments given for a table of {len(self._segments)}."
@@ -140,11 +147,11 @@ class RowLayout:
 
 
 def _all_fit(value: Tensor, least: float | None) -> bool:
-    """Whether all are finite and none is below `least`, in one pass over many rows."""
+    """Returns whether all values are finite and at least `least`, in one pass over many rows."""
     if not value.numel():
         return True
     values = value.detach().cpu().numpy()
-    low, high = values.min(), values.max()  # NaN if there is one: then nothing holds
+    low, high = values.min(), values.max()  # with a NaN both are NaN, and every comparison is False
     return bool((low > -math.inf if least is None else low >= least) and high < math.inf)
 
 
@@ -166,7 +173,7 @@ def _initial_floats(state: OptimizerState, dim: int) -> list[float]:
 
 
 def slice_rows(layout: RowLayout, rows: int | None) -> int:
-    """The rows of one slice of a scan: `rows`, or as many as fit about 16 MiB if None."""
+    """Returns the number of rows of one scan slice: `rows`, or about 16 MiB of rows if None."""
     if rows is None:
         row_bytes = 4 * (layout.dim + layout.state_floats)
         rows = max(1, min(_MOST_SLICE_ROWS, _SLICE_BYTES // row_bytes))
@@ -174,7 +181,7 @@ def slice_rows(layout: RowLayout, rows: int | None) -> int:
 
 
 def entry_room(layout: RowLayout, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Uninitialized room for the values, states and times of `n` whole rows."""
+    """Returns uninitialized memory for the embeddings, states and times of `n` whole rows."""
     return (
         torch.empty(n, layout.dim, dtype=torch.float32, device="cpu"),
         torch.empty(n, layout.state_floats, dtype=torch.float32, device="cpu"),
@@ -183,7 +190,7 @@ def entry_room(layout: RowLayout, n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def native_segment(segment: Segment) -> native.Segment:
-    """The core's description of one segment."""
+    """Returns the core's description of one segment."""
     compressor = segment.compressor or Fp32()
     a, b = segment.init.parameters() if segment.init else (0.0, 0.0)
     rule = segment.optimizer.rule() if segment.optimizer else None

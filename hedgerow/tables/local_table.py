@@ -1,4 +1,4 @@
-"""The interface of a table that this process holds, as checkpoints and statistics use it."""
+"""The interface of a table that this process holds, for checkpoints and statistics."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class TableSnapshot(Protocol):
     max_ts: int
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """The rows, in slices in host memory."""
+        """Yields the rows, in slices in host memory."""
         ...
 
     def resume(self) -> None:
-        """Lets writers go on."""
+        """Lets waiting writers continue."""
         ...
 
     def __enter__(self) -> Any: ...
@@ -45,34 +45,34 @@ class TableSnapshot(Protocol):
 
 
 class SavableFilter(Protocol):
-    """A filter: counts of ids that can be taken along."""
+    """An admission filter whose counts can be saved."""
 
     def meta(self) -> FilterMeta:
-        """Its settings."""
+        """Returns the description of the state, without its arrays."""
         ...
 
     def dump(self) -> FilterState:
-        """All of it."""
+        """Returns the whole state."""
         ...
 
     def restore(self, state: FilterState) -> None:
-        """Puts back what `dump` gave."""
+        """Restores a state that `dump` returned."""
         ...
 
 
 class TouchedConsumer(Protocol):
-    """One consumer's touched keys."""
+    """The touched keys of one consumer."""
 
     settings: TouchedSettings
     since: str | None
     delivering: threading.Lock
 
     def take(self) -> TouchedBatch:
-        """The keys changed since the last take."""
+        """Returns and forgets the keys changed since the last take."""
         ...
 
     def give_back(self, taken: Any) -> None:
-        """Puts keys back, for the next take."""
+        """Gives keys back; the next take returns them."""
         ...
 
     def close(self) -> None:
@@ -88,70 +88,70 @@ class LocalTable(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where its rows lie."""
+        """The device of the rows."""
         ...
 
     @property
     def filter(self) -> Any:
-        """What counts ids for its admission rule: a `SavableFilter`, or None."""
+        """The filter that counts ids for the admission rule: a `SavableFilter`, or None."""
         ...
 
     @property
     def slot_key(self) -> int:
-        """The secret by which it places ids."""
+        """The secret that determines the slots of ids."""
         ...
 
     def use_slot_key(self, slot_key: int) -> None:
-        """Places ids by this key from now on, while there are no rows."""
+        """Places ids by this key from now on; raises if the table has rows."""
         ...
 
     @property
     def order(self) -> EvictionOrder | None:
-        """What tells the order in which rows leave; None without a rule of room."""
+        """The eviction order of rows; None without an `Lru` or `Lfu` rule."""
         ...
 
     def entries(self, keys: Int64[Tensor, "n"]) -> Entries:
-        """Whole rows."""
+        """Returns whole rows."""
         ...
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices."""
+        """Yields all rows, in slices."""
         ...
 
     def size(self) -> int:
-        """Rows."""
+        """Returns the number of rows."""
         ...
 
     def max_ts(self) -> int:
-        """The newest time."""
+        """Returns the largest `ts` of all writes."""
         ...
 
     def stats(self) -> dict[str, float]:
-        """Everything counted."""
+        """Returns rows, bytes, load and all counters."""
         ...
 
     def snapshot(self, *, paused: bool = False) -> TableSnapshot:
-        """All rows as they are when this returns."""
+        """Returns all rows as they are at this call."""
         ...
 
     def consumer(self, name: str) -> TouchedConsumer | None:
-        """The consumer of touched keys that is open under a name."""
+        """Returns the open change feed with this name, or None."""
         ...
 
     def touched(self, consumer: str, *, all_changes: bool = False) -> TouchedConsumer:
-        """A consumer of touched keys."""
+        """Returns the change feed of a consumer, opened if it is not."""
         ...
 
     def restore(self, entries: Entries) -> Applied:
-        """Puts whole rows back."""
+        """Writes whole rows back."""
         ...
 
     def beside(self, rows: int, *, slot_key: int | None = None) -> Any:
-        """An empty table of its kind to exchange rows with, and the slot key."""
+        """Returns an empty table of the same kind, to exchange rows and slot keys with."""
         ...
 
     def exchange_rows(self, other: Any) -> None:
-        """Swaps all rows with a table of its kind."""
+        """Swaps all rows with a table of the same kind."""
         ...
 
     def clear(self) -> None:
@@ -166,30 +166,34 @@ TableStats = dict[str, str | int | float]
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes a table takes."""
+    """The bytes that a table takes."""
 
     index_bytes: int
-    row_bytes: int  # live rows and their stamps
-    slack_bytes: int  # rows kept for new ids, and padding
+    row_bytes: int  # existing rows and their stamps
+    slack_bytes: int  # memory for new rows, and alignment
     other_bytes: int = 0  # parts of pages, changed keys, snapshots, filters, kept outputs
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return self.index_bytes + self.row_bytes + self.slack_bytes + self.other_bytes
 
 
 def table_stats(table: LocalTable) -> TableStats:
-    """Name, rows, bytes, load and counts of a table, ready for a log or for JSON.
+    """Returns name, rows, bytes, load and counters of a table, ready for a log or for JSON.
 
-    Bytes are those of the index, of live rows with their time stamps, of slack (room kept for new
-    ids, and padding), of others (parts of pages, changed keys, snapshots, filters), of outputs that
-    are not in use, kept for the next lookup, and of all together. Working memory that threads keep
-    for their next calls, about 45 bytes per id of the largest one, is among others: each table
-    counts its part.
-    `uncompressed_bytes` is what the rows would take as fp32 without optimizer state. `load_factor`
-    is the filled part of the index, `longest_search` the most buckets a search visits. Counts are
-    since the table was made.
+    - `index_bytes`, `row_bytes`: the index, and existing rows with their stamps.
+    - `slack_bytes`: memory for new rows, and alignment.
+    - `other_bytes`: parts of pages, changed keys, snapshots and filters. It also holds the table's
+      share of the working memory that threads keep for their next calls, about 45 bytes per id of
+      the largest call.
+    - `output_bytes`: outputs that are no longer in use and are kept for the next lookup.
+    - `total_bytes`: the sum of the above.
+    - `uncompressed_bytes`: the size of the rows as fp32, without optimizer state.
+    - `load_factor`: the share of the index that is filled.
+    - `longest_search`: the largest number of buckets that a search visits.
+
+    Counters start when the table is made.
     """
     if not isinstance(table, LocalTable):
         raise DtypeError(f"stats of a {type(table).__name__}; pass a HostTable or a DeviceTable.")

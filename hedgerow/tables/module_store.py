@@ -1,4 +1,4 @@
-"""The interface between a module and its store of rows, and the bags a module asks for."""
+"""The interface between a module and its store of rows, and the bags that a module reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Pooling = str | tuple[str, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableFeature:
-    """Where a feature's ids stand: its table's number, and how its bags are pooled."""
+    """A feature of a batch: the number of its table, and how its bags are pooled."""
 
     name: str
     table: int
@@ -38,19 +38,19 @@ class TableFeature:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureGroup:
-    """Features that are read together, of batches that have the same names."""
+    """Features that are read together, for batches with the same feature names."""
 
-    features: tuple[TableFeature, ...]  # in the order of their tables
-    places: tuple[int, ...]  # of each among the names of the batch
-    order: tuple[int, ...]  # in which the caller wants them
+    features: tuple[TableFeature, ...]  # ordered by table
+    places: tuple[int, ...]  # the position of each feature in the batch
+    order: tuple[int, ...]  # the positions in `features`, in the caller's order
 
     @staticmethod
     def of(
         names: tuple[str, ...], features: Sequence[TableFeature], wanted: Sequence[str]
     ) -> FeatureGroup:
-        """The `wanted` ones of these features, in batches with these names.
+        """Returns the group of the `wanted` features, for batches with these names.
 
-        >>> features = [Feature("item", 0, "sum"), Feature("user", 1, "sum")]
+        >>> features = [TableFeature("item", 0, "sum"), TableFeature("user", 1, "sum")]
         >>> group = FeatureGroup.of(("user", "age", "item"), features, ["user", "item"])
         >>> group.places, group.order
         ((2, 0), (1, 0))
@@ -72,22 +72,22 @@ class FeatureBags:
     group: FeatureGroup
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
-        """The ids of feature `i`, bag after bag."""
+        """Returns the ids of feature `i`, bag after bag."""
         borders, place = self.batch.borders(), self.group.places[i]
         return self.batch.values[borders[place] : borders[place + 1]]
 
     def keys(self, tables: int) -> FeatureKeys:
-        """Return the ids as keys of a store with `tables` tables."""
+        """Returns the ids as keys of a store with `tables` tables."""
         return FeatureKeys.of(self.batch, self.group.features, tables, self.group.places)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureKeys:
-    """The keys of one batch, table after table, each table's features in their order."""
+    """The keys of one batch, ordered by table, and inside a table by feature."""
 
     keys: TableKeys
     features: tuple[TableFeature, ...]  # in the order of their ids
-    borders: tuple[int, ...]  # of the features in keys.ids, and the end
+    borders: tuple[int, ...]  # the offset of each feature in keys.ids, and the end
 
     @staticmethod
     def of(
@@ -96,7 +96,7 @@ class FeatureKeys:
         tables: int,
         places: Sequence[int] | None = None,
     ) -> FeatureKeys:
-        """These features of a batch, at their `places` among its names, if known."""
+        """Returns the keys of these features of a batch; `places` are their positions, if known."""
         borders = batch.borders()
         if places is None:
             for feature in features:
@@ -118,7 +118,7 @@ class FeatureKeys:
         return FeatureKeys(keys, tuple(features), tuple(at))
 
     def rows(self, found: Lookup) -> tuple[Float32[Tensor, "n dim"], ...]:
-        """The rows of each feature, without a copy."""
+        """Returns the rows of each feature, without a copy."""
         parts, start = [], 0
         for feature, first, end in zip(self.features, self.borders, self.borders[1:], strict=False):
             n, dim = end - first, found.dims[feature.table]
@@ -127,14 +127,14 @@ class FeatureKeys:
         return tuple(parts)
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
-        """The ids of feature `i`."""
+        """Returns the ids of feature `i`."""
         return self.keys.ids[self.borders[i] : self.borders[i + 1]]
 
 
 class ReadRecord(Protocol):
-    """What a module read of a batch, as an update needs it.
+    """What a module read for a batch, as needed for an update.
 
-    Gradients are those of its outputs, one a feature: of vectors, or of the rows of all ids.
+    There is one gradient per output and feature: of the pooled vectors, or of the rows of all ids.
     """
 
     @property
@@ -149,36 +149,37 @@ class ReadRecord(Protocol):
 
     @property
     def learner(self) -> Learner | None:
-        """What learns from gradients of vectors; None where the store learns, from those of ids."""
+        """What applies gradients of vectors; None if the store applies gradients of ids."""
         ...
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
-        """The ids of feature `i`."""
+        """Returns the ids of feature `i`."""
         ...
 
     def key_gradients(self, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
-        """The gradient of each id of feature `i`."""
+        """Returns the gradient of each id of feature `i`."""
         ...
 
 
 class Learner(Protocol):
-    """Learns from the gradients of vectors, which are never spread over ids."""
+    """Applies the gradients of vectors without expanding them to one gradient per id."""
 
     def learns(self, given: Sequence[Gradients], clip: float) -> bool:
-        """Whether `learn` takes all of these, so that no row is looked for again."""
+        """Returns whether one `learn` call can apply all of these without a new search."""
         ...
 
     def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
-        """One optimizer step per id with a gradient, by what the lookups found.
+        """Applies one optimizer step per id that has a gradient, at the slots found by the reads.
 
-        With a `clip` above 0 the summed gradient of a row is no longer than that.
+        With a `clip` above 0, the summed gradient of each row is scaled down to that norm if it is
+        longer.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gradients:
-    """What came back for one read, by feature; at least one feature has a gradient."""
+    """The gradients of one read, by feature; at least one feature has a gradient."""
 
     read: ReadRecord
     grads: tuple[Tensor | None, ...]
@@ -186,7 +187,7 @@ class Gradients:
     @property
     def are_whole(self) -> bool:
         """Whether all features have a gradient."""
-        # Not `None in`: that compares each tensor with None, for which torch takes 20 us.
+        # `None in` would compare each tensor with None, which takes torch 20 us.
         return all(grad is not None for grad in self.grads)
 
     @property
@@ -204,58 +205,58 @@ class Gradients:
 
 
 class BagsReader(Protocol):
-    """What reads the bags of a group of features, pooled."""
+    """Reads and pools the bags of a group of features."""
 
     def read(
         self, bags: FeatureBags, *, training: bool, step: int, keep: bool
     ) -> tuple[tuple[Tensor, ...], ReadRecord | None]:
-        """The outputs of all features; to `keep`: what an update of them needs."""
+        """Returns the outputs of all features and, with `keep`, what an update of them needs."""
         ...
 
 
 class ModuleStore(Trainable, Protocol):
-    """The rows of the tables of one module: in this process, over ranks, or on servers.
+    """The rows of all tables of one module: in this process, over ranks, or on servers.
 
     One builder per placement makes the store. Other code uses this interface only.
     """
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tables, in byte order."""
+        """The names of the tables, in byte order."""
         ...
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Columns of each table."""
+        """The number of columns of each table."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where keys and rows of a call are."""
+        """The device of the keys and rows of a call."""
         ...
 
     @property
     def tables(self) -> Sequence[HostTable]:
-        """The tables, or their shards, that this process holds; none of tables on servers."""
+        """The tables or shards that this process holds; empty for tables on servers."""
         ...
 
     # ---- a step
 
     def bags_reader(self, bags: FeatureBags) -> BagsReader | None:
-        """What reads these bags pooled; None where their rows are to be read."""
+        """Returns what reads these bags pooled; None if the module must read their rows instead."""
         ...
 
     def lookup(
         self, keys: TableKeys, *, missing: Missing = "zeros", step: int | None = None
     ) -> Lookup:
-        """Rows of `keys`."""
+        """Returns the rows of `keys`."""
         ...
 
     def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
-        """Takes part in an update without a gradient; whether another process has one.
+        """Takes part in an update without a gradient; returns whether another process has one.
 
-        Over ranks every update is a collective, and this process may own rows that others have
-        gradients of. Other stores do nothing.
+        Over ranks, every update is a collective, and this process may own rows that other ranks
+        have gradients for. Other stores do nothing.
         """
         ...
 
@@ -267,9 +268,9 @@ class ModuleStore(Trainable, Protocol):
         counts: Tensor | None = None,
         given: bool = True,
     ) -> SummedGradients:
-        """The sum of the gradients of each key, for an update at the result.
+        """Returns the sum of the gradients of each key; an update can be made at the result.
 
-        `given` says that this process has a gradient, be it of no row.
+        `given` says that this process has a gradient, even one with no rows.
         """
         ...
 
@@ -279,39 +280,42 @@ class ModuleStore(Trainable, Protocol):
         ...
 
     def prefetch(self, keys: TableKeys) -> None:
-        """Is told of keys that a later lookup for training will ask for. It changes no number."""
+        """Announces keys of a later lookup for training. It changes no result."""
         ...
 
     # ---- what it holds
 
     def size(self) -> int:
-        """Rows of all tables."""
+        """Returns the number of rows of all tables."""
         ...
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave to any table."""
+        """Returns the largest `ts` of all writes to any table."""
         ...
 
     def row_counts(self) -> dict[str, int]:
-        """Rows of each table: of this process, or of all servers."""
+        """Returns the number of rows of each table: of this process, or of all servers."""
         ...
 
     def stats_by_table(self) -> dict[str, TableStats]:
-        """Rows, bytes, load and counts of each table: of this process, or of all servers."""
+        """Returns the statistics of each table: of this process, or of all servers."""
         ...
 
     # ---- changes of place
 
     def configs_to_move(self, where: object) -> Mapping[str, TableConfig]:
-        """The tables, if they may still go `where` they are to be; else raises."""
+        """Returns the tables' configs, to build them at `where`; raises if they cannot move."""
         ...
 
     def moves_to(self, device: torch.device) -> bool:
-        """Whether tables go along when a module goes there; raises where they cannot."""
+        """Returns whether tables move with a module to `device`.
+
+        Raises if the module cannot move there.
+        """
         ...
 
     def emptied(self, clock: Clock) -> Self:
-        """A store of the same tables without rows, for a copy of the module; raises elsewhere."""
+        """Returns a store of the same tables without rows, for a copy of the module, or raises."""
         ...
 
     @property
@@ -321,7 +325,7 @@ class ModuleStore(Trainable, Protocol):
 
 
 class DistributedStore:
-    """What stores share whose rows are spread over ranks or servers.
+    """The common part of stores whose rows are spread over ranks or servers.
 
     Keys and rows of a call are on `device`.
     """
@@ -330,17 +334,17 @@ class DistributedStore:
 
     @property
     def programs_read(self) -> bool:
-        """Exported programs read these rows as modules do."""
+        """Whether exported programs can read the rows: yes, as modules do."""
         return True
 
     def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
-        """False: no other process updates these rows together with this one."""
+        """Returns False: no other process updates these rows together with this one."""
         del step, ts, policy
         return False
 
     @property
     def reads_ahead(self) -> bool:
-        """`prefetch` does nothing."""
+        """Whether `prefetch` does something: no."""
         return False
 
     def prefetch(self, keys: TableKeys) -> None:
@@ -353,7 +357,7 @@ class DistributedStore:
         raise StateError("the model is distributed already; bring it to a device before.")
 
     def moves_to(self, device: torch.device) -> bool:
-        """Returns False: the tables stay where they are."""
+        """Returns False, or raises: the tables do not move."""
         return stays(self.device, device)
 
     def emptied(self, clock: Clock) -> Self:

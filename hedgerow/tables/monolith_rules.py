@@ -1,6 +1,6 @@
 """Monolith's optimizers and admission rules, which configurations and checkpoints may name.
 
-Settings Monolith accepts and ignores are accepted at their defaults and refused otherwise.
+Settings that Monolith accepts and ignores are accepted at their defaults and refused otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .optimizers import Optimizer, OptimizerState, Rate, Rule, warmed_up
 
 @dataclass(frozen=True)
 class _MonolithOptimizer(Optimizer):
-    """Common to all that have a rate."""
+    """Base of the optimizers that have a rate."""
 
     learning_rate: float = 0.01
 
@@ -45,7 +45,7 @@ class _MonolithOptimizer(Optimizer):
             )
 
     def rate(self) -> Rate:
-        """`learning_rate`, behind its warm-up if there is one."""
+        """Returns `learning_rate`, with its warm-up if there is one."""
         return warmed_up(self.learning_rate, getattr(self, "warmup_steps", 0))
 
 
@@ -57,7 +57,7 @@ class MonolithSgd(_MonolithOptimizer):
     warmup_steps: int = 0
 
     def rule(self) -> Rule:
-        """No state."""
+        """Returns the rule, which has no state."""
         return Rule("sgd", (0.0,))
 
 
@@ -78,7 +78,7 @@ class MonolithAdagrad(_MonolithOptimizer):
         self._ignored("hessian_compression_times", 1)
 
     def rule(self) -> Rule:
-        """One accumulator a value."""
+        """Returns the rule, with one accumulator per value."""
         states = (OptimizerState("norm", self.initial_accumulator_value, least=0),)
         return Rule("adagrad", (self.weight_decay_factor, 0.0), states)
 
@@ -105,7 +105,7 @@ class DynamicWdAdagrad(MonolithAdagrad):
         self._ignored("flip_direction", False)
 
     def rule(self) -> Rule:
-        """The coupled form is adagrad's."""
+        """Returns the rule; the coupled form is that of `adagrad`."""
         if not self.decouple_weight_decay:
             return super().rule()
         states = (OptimizerState("norm", self.initial_accumulator_value, least=0),)
@@ -128,7 +128,7 @@ class Adadelta(_MonolithOptimizer):
         self._check("averaging_ratio", below=1)
 
     def rule(self) -> Rule:
-        """Two averages a value."""
+        """Returns the rule, with two averages per value."""
         ratio = self.averaging_ratio
         settings = (self.weight_decay_factor, ratio, 1 - ratio, self.epsilon)
         return Rule(
@@ -157,7 +157,7 @@ class MonolithAmsGrad(_MonolithOptimizer):
         checks.switch(self.kind, "use_nesterov", self.use_nesterov)
 
     def rule(self) -> Rule:
-        """Three averages a value and two powers a row."""
+        """Returns the rule, with three averages per value and two powers per row."""
         return self._rule("amsgrad", ("m", "v", "vhat"))
 
     def _rule(self, name: str, moments: tuple[str, ...]) -> Rule:
@@ -193,7 +193,7 @@ class MonolithAdam(MonolithAmsGrad):
         self._ignored("use_beta1_warmup", False)
 
     def rule(self) -> Rule:
-        """Two averages a value and two powers a row."""
+        """Returns the rule, with two averages per value and two powers per row."""
         return self._rule("adam", ("m", "v"))
 
 
@@ -214,7 +214,7 @@ class MonolithFtrl(_MonolithOptimizer):
         self._check("l1_regularization_strength", "l2_regularization_strength")
 
     def rule(self) -> Rule:
-        """`group_ftrl` has the same settings and states."""
+        """Returns the rule. `group_ftrl` has the same settings and states."""
         settings = (self.beta, self.l1_regularization_strength, self.l2_regularization_strength)
         states = (
             OptimizerState("norm", self.initial_accumulator_value, least=0),
@@ -234,7 +234,7 @@ class GroupFtrl(MonolithFtrl):
 
 @dataclass(frozen=True)
 class GroupAdagrad(_MonolithOptimizer):
-    """`group_adagrad`: one accumulator a segment, l2 acts on its norm."""
+    """`group_adagrad`: one accumulator per segment; l2 acts on the norm of the segment."""
 
     kind = "group_adagrad"
     beta: float = 0.0
@@ -249,7 +249,7 @@ class GroupAdagrad(_MonolithOptimizer):
         self._check("l2_regularization_strength", "weight_decay_factor")
 
     def rule(self) -> Rule:
-        """The largest square of a row feeds the accumulator."""
+        """Returns the rule. The largest square of a row is added to the accumulator."""
         settings = (self.beta, self.l2_regularization_strength, self.weight_decay_factor)
         states = (
             OptimizerState("grad_square_sum", self.initial_accumulator_value, per="row", least=0),
@@ -274,14 +274,17 @@ class MonolithMomentum(_MonolithOptimizer):
         checks.switch(self.kind, "use_nesterov", self.use_nesterov)
 
     def rule(self) -> Rule:
-        """One velocity a value."""
+        """Returns the rule, with one velocity per value."""
         settings = (self.weight_decay_factor, self.momentum, float(self.use_nesterov))
         return Rule("momentum", settings, (OptimizerState("n"),))
 
 
 @dataclass(frozen=True)
 class MovingAverage(Optimizer):
-    """`moving_average`: the row follows the observed value given as gradient; it has no rate."""
+    """`moving_average`: the row follows an observed value, which is passed as gradient.
+
+    It has no rate.
+    """
 
     kind = "moving_average"
     momentum: float = 0.9
@@ -290,11 +293,11 @@ class MovingAverage(Optimizer):
         checks.setting(self.kind, "momentum", self.momentum, least=0, below=1)
 
     def rule(self) -> Rule:
-        """No state."""
+        """Returns the rule, which has no state."""
         return Rule("moving_average", (self.momentum, 1 - self.momentum))
 
     def rate(self) -> Rate:
-        """Never read by the rule."""
+        """Returns 0; the rule does not use it."""
         return 0.0
 
 
@@ -312,7 +315,7 @@ class MonolithRmsProp(_MonolithOptimizer):
         self._check("momentum", below=1)
 
     def rule(self) -> Rule:
-        """A mean of squares."""
+        """Returns the rule, with a mean of squares."""
         settings = (self.weight_decay_factor, self.momentum, 1 - self.momentum)
         return Rule("rmsprop", settings, (OptimizerState("n", least=0),))
 
@@ -324,7 +327,7 @@ class RmsPropV2(MonolithRmsProp):
     kind = "rmspropv2"
 
     def rule(self) -> Rule:
-        """A fading sum of squares."""
+        """Returns the rule, with a decaying sum of squares."""
         return Rule(
             "rmspropv2", (self.weight_decay_factor, self.momentum), (OptimizerState("n", least=0),)
         )
@@ -332,18 +335,21 @@ class RmsPropV2(MonolithRmsProp):
 
 @dataclass(frozen=True)
 class BatchSoftmax(_MonolithOptimizer):
-    """`batch_softmax`: learns an id's mean interval in steps; the gradient is ignored."""
+    """`batch_softmax`: learns the mean interval between updates of an id, in steps.
+
+    It ignores the values of gradients.
+    """
 
     kind = "batch_softmax"
     learning_rate: float = 0.1
 
     def check_dim(self, dim: int) -> None:
-        """A single interval."""
+        """Raises unless the segment has one column."""
         if dim != 1:
             raise ConfigError(f"batch_softmax has dim {dim}; it learns one number: use dim=1.")
 
     def rule(self) -> Rule:
-        """The last step at which the row was updated."""
+        """Returns the rule, whose state is the last step at which the row was updated."""
         return Rule(
             "batch_softmax", (), (OptimizerState("global_step", per="row", dtype="int64", least=0),)
         )
@@ -356,11 +362,11 @@ SlotThresholds = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class OccurrenceThreshold(AdmissionRule):
-    """Drops the first `default` occurrences of an absent id, or those its slot (v2 ids) names.
+    """Drops the first `default` occurrences of an absent id.
 
-    A threshold of 0 admits at once and counts nothing. `four_bit_counts` is Monolith's limit:
-    counts stop at 15, and thresholds above never pass; without it they go to 255, and larger ones
-    are refused here.
+    `slots` sets other thresholds for single slots of v2 ids. A threshold of 0 admits every id and
+    counts nothing. With `four_bit_counts`, as in Monolith, counts stop at 15, and higher thresholds
+    never admit an id. Without it, counts go up to 255, and higher thresholds raise an error.
 
     >>> OccurrenceThreshold(default=2, slots=((1, 5),)).threshold_of(1)
     5
@@ -385,11 +391,11 @@ class OccurrenceThreshold(AdmissionRule):
             )
 
     def threshold_of(self, slot: int) -> int:
-        """The threshold of a slot."""
+        """Returns the threshold of a slot."""
         return dict(self.slots).get(slot, self.default)
 
     def question(self) -> AdmissionQuestion | None:
-        """By the count before."""
+        """Returns a check of the count before the call; None if every threshold is 0."""
         if self.default == 0 and not any(value for _, value in self.slots):
             return None
         return AdmissionQuestion(
@@ -397,7 +403,7 @@ class OccurrenceThreshold(AdmissionRule):
         )
 
     def filter_settings(self) -> dict[str, int]:
-        """Of its capacity."""
+        """Returns the settings of the rule's filter."""
         return {
             "capacity_ids": self.capacity_ids,
             "split_num": self.split_num,
@@ -407,10 +413,11 @@ class OccurrenceThreshold(AdmissionRule):
 
 @dataclass(frozen=True)
 class ProbabilisticThreshold(AdmissionRule):
-    """Admits an absent id that occurs n times in a call by chance, about once in `default` times.
+    """Admits an absent id at random, on average about once in `default` occurrences.
 
-    The probability is min(1, n / t) in the form "unequal", 1 - 0.05 ** (n / t) in "equal": 95 %
-    after t occurrences. A threshold t of 0 admits at once. Slots may have thresholds of their own.
+    For an id that occurs n times in a call and a threshold t, the probability is min(1, n / t) in
+    the form "unequal", and 1 - 0.05 ** (n / t) in the form "equal", which gives 95 % after t
+    occurrences. A threshold of 0 admits every id. `slots` sets thresholds for single slots.
 
     >>> ProbabilisticThreshold(default=7, form="unequal").probability(occurrences=7)
     1.0
@@ -427,13 +434,16 @@ class ProbabilisticThreshold(AdmissionRule):
         checks.choice("ProbabilisticThreshold", "form", self.form, ("equal", "unequal"))
 
     def probability(self, *, occurrences: int, slot: int | None = None) -> float:
-        """How likely an absent id of a slot (None: one without a threshold of its own) passes."""
+        """Returns the probability that an absent id of a slot is admitted.
+
+        None is a slot without a threshold of its own.
+        """
         threshold = self.default if slot is None else dict(self.slots).get(slot, self.default)
         n = checks.count("occurrences", occurrences, least=1)
         return native.admission_probability(self.form, float(threshold), n)
 
     def question(self) -> AdmissionQuestion | None:
-        """By a draw for the call's occurrences."""
+        """Returns a check by one draw per id and call; None if every threshold is 0."""
         if self.default == 0 and not any(value for _, value in self.slots):
             return None
         return AdmissionQuestion(self.form, self.default, self.slots)

@@ -1,8 +1,8 @@
-"""The key by which a table or a filter places ids.
+"""The slot key: a secret number that determines where a table or a filter places ids.
 
-Whoever knows where a hash puts ids can choose ids that all fall into one place, and make every
-write of them a search through the others. So the hash of every table depends on a number that is
-drawn at random. No row, first value, owner or count depends on it.
+An attacker who knows where a hash places ids can choose ids that all fall into the same place, so
+that every write searches through all of them. The hash of every table therefore depends on a number
+that is drawn at random. Rows, initial values, owners and counts do not depend on it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..core.errors import ConfigError
 
 
 def slot_key_of(given: int | None) -> int:
-    """The key that was given, or one drawn from the operating system's randomness.
+    """Returns the given key, or a random one from the operating system.
 
     >>> slot_key_of(5), 0 < slot_key_of(None) < 2**64
     (5, True)
@@ -22,7 +22,7 @@ def slot_key_of(given: int | None) -> int:
 
 
 def drawn_key() -> int:
-    """One of 1..2**64-1 that cannot be guessed.
+    """Returns a random key in 1..2**64-1 that cannot be guessed.
 
     >>> drawn_key() != drawn_key()
     True
@@ -31,7 +31,7 @@ def drawn_key() -> int:
 
 
 def check_slot_key(owner: str, key: object) -> None:
-    """Refuses what is no key; None is drawn later.
+    """Raises if `key` is not a valid slot key; None means that a key is drawn later.
 
     >>> check_slot_key("TableConfig", None)
     """

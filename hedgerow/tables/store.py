@@ -1,4 +1,4 @@
-"""The interface of every store of rows, the values its calls take, and summed gradients."""
+"""The `RowStore` interface, its argument and result types, and summed gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .optimizers import Rate
 
 @dataclass(frozen=True, slots=True)
 class ClipRow:
-    """Scales the summed gradient of a row down to this norm, if it is longer.
+    """Scales the summed gradient of a row down to this norm if the gradient is longer.
 
     >>> ClipRow(2.5).clipped(torch.tensor([[3.0, 4.0], [0.6, 0.8]]))
     tensor([[1.5000, 2.0000],
@@ -32,7 +32,7 @@ class ClipRow:
         checks.setting("ClipRow", "norm", self.norm, above=0)
 
     def clipped(self, grads: Float32[Tensor, "n dim"]) -> Float32[Tensor, "n dim"]:
-        """Summed gradients of rows, none longer than the limit."""
+        """Returns the summed gradients, each scaled down to the limit if it is longer."""
         length = torch.linalg.vector_norm(grads, dim=1, keepdim=True)
         return grads * (self.norm / length.clamp(min=self.norm))
 
@@ -41,10 +41,12 @@ class ClipRow:
 class UpdatePolicy:
     """How a store treats the gradients of an update.
 
-    The store applies the policy where the whole gradient of a row is known: at the row's owner. A
-    gradient that is not finite stops the update before any row changes, of tables whose
-    `TableConfig.not_finite` is "reject"; over ranks it stops the update of all ranks. With "drop"
-    all tables leave such rows out and count them.
+    The store applies the policy at the owner of a row, where the whole gradient of the row is
+    known. `not_finite` says what happens to gradients that contain NaN or infinity:
+
+    - "reject": for tables whose `TableConfig.not_finite` is "reject", such a gradient stops the
+      update before any row changes. Over ranks, it stops the update on all ranks.
+    - "drop": every table leaves the affected rows out and counts them.
 
     >>> UpdatePolicy(clip=ClipRow(1.0)).rejects, UpdatePolicy(not_finite="drop").rejects
     (True, False)
@@ -55,28 +57,34 @@ class UpdatePolicy:
 
     @property
     def rejects(self) -> bool:
-        """Whether a gradient that is not finite may stop an update."""
+        """Whether a gradient that is not finite can stop an update."""
         return self.not_finite == "reject"
 
 
 PLAIN = UpdatePolicy()
-"""No limit; tables refuse what is not finite as their configs say."""
+"""No clipping; each table treats gradients that are not finite as its config says."""
 
 
 Missing = Literal["zeros", "initializer", "training"]
-"""What an absent id gives: zeros, the first value it would be born with, or what a model sees in
-training: that first value where every id is admitted, zeros where a rule has not let it in yet."""
+"""What a lookup returns for an absent id.
+
+"zeros" gives a row of zeros. "initializer" gives the id's initial value. "training" gives what a
+model sees in training: the initial value if the table admits every id, and zeros if the table has
+an admission rule.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableKeys:
-    """Keys of K tables, table after table; tables in byte order of their names.
+    """The keys of K tables, table after table, with the tables in byte order of their names.
 
-    `splits` are plain numbers: reading them never waits for a device. Where only the device knows
-    how many keys there are (after a dedup there), the splits are upper bounds and `used` says, on
-    the device, how many keys of each table count. The rest of each part is room, whatever its ids.
-    `distinct` is the caller's word that no table has a key twice: a store on a device then sorts
-    nothing. With a key that comes twice all the same, only one of its gradients may count.
+    `splits` holds Python numbers, so reading it never waits for a device. If only the device knows
+    the number of keys (after a dedup on the device), the splits are upper bounds. `used` then
+    holds, on the device, the number of valid keys of each table; the rest of each table's part is
+    padding and its ids are ignored.
+
+    `distinct` is a promise by the caller that no table has a key twice; a store on a device then
+    skips the sort. If a key occurs twice anyway, only one of its gradients may take effect.
 
     >>> keys = TableKeys(torch.tensor([5, 6, 7]), (0, 1, 3))
     >>> keys.tables, keys.ids_of(1).tolist()
@@ -84,27 +92,27 @@ class TableKeys:
     """
 
     ids: Int64[Tensor, "n"]
-    splits: tuple[int, ...]  # K + 1
-    used: Int64[Tensor, "K"] | None = None  # beside the ids; None = all
+    splits: tuple[int, ...]  # K + 1 offsets into `ids`
+    used: Int64[Tensor, "K"] | None = None  # on the device of the ids; None = all keys are valid
     distinct: bool = False
 
     @staticmethod
     def of_one(ids: Int64[Tensor, "n"]) -> TableKeys:
-        """Keys of a single table."""
+        """Returns the keys of a single table."""
         checks.tensor("ids", ids, torch.int64, (None,), device=None)
         return TableKeys(ids, (0, len(ids)))
 
     @property
     def tables(self) -> int:
-        """K."""
+        """The number of tables, K."""
         return len(self.splits) - 1
 
     def ids_of(self, k: int) -> Int64[Tensor, "n_k"]:
-        """The keys of table `k`, room included."""
+        """Returns the keys of table `k`, padding included."""
         return self.ids[self.splits[k] : self.splits[k + 1]]
 
     def exact(self) -> TableKeys:
-        """The same keys without room; waits for the device if there is any.
+        """Returns the same keys without padding; waits for the device if `used` is set.
 
         >>> TableKeys(torch.tensor([5, 6, 7]), (0, 3), torch.tensor([2])).exact().ids.tolist()
         [5, 6]
@@ -119,13 +127,15 @@ class TableKeys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """What was read: the rows of all tables one after the other, flat.
+    """The result of a lookup: the rows of all tables, flat, table after table.
 
-    An update may be given the lookup in place of its keys. A store that remembers where it found
-    each key puts that into `slots`: where its row is (-1 = absent, or room), or which of the keys
-    it is that went to their owners. Others leave None. `epoch` says what the slots are numbers of.
-    A store that sees another `epoch` than its own of now (rows have moved since, or another store
-    made the lookup) finds the keys again.
+    An update accepts the lookup in place of its keys. A store that remembers where it found each
+    key writes that to `slots`: the row's slot (-1 = absent, or padding), or the key's position
+    among the keys that were sent to their owners. Other stores leave `slots` at None.
+
+    `epoch` identifies the state that the slots refer to. If it differs from the store's current
+    epoch, because rows have moved or another store made the lookup, the store searches for the keys
+    again.
     """
 
     keys: TableKeys
@@ -135,7 +145,9 @@ class Lookup:
     epoch: object | None = None
 
     def part(self, places: Int64[Tensor, "m"], splits: tuple[int, ...]) -> Lookup:
-        """The lookup of the keys at some places, table after table, without their rows.
+        """Returns the lookup of the keys at some positions, without their rows.
+
+        `splits` are the offsets of the tables among these positions.
 
         >>> keys = TableKeys(torch.tensor([5, 6, 7]), (0, 1, 3))
         >>> found = Lookup(keys, torch.zeros(3), (1, 1), torch.tensor([10, 20, 30]))
@@ -144,14 +156,14 @@ class Lookup:
         ([7], [30])
         """
         keys, nothing = TableKeys(self.keys.ids[places], splits), self.rows[:0]
-        if self.slots is None:  # whatever the epoch says is about all keys
+        if self.slots is None:  # the epoch describes all keys, not this part
             return Lookup(keys, nothing, self.dims)
         return Lookup(keys, nothing, self.dims, self.slots[places], self.epoch)
 
     def in_table(self, k: int, own: TableKeys) -> Lookup | TableKeys:
-        """Where the keys of table `k` alone were found; they themselves if it is not known.
+        """Returns where the keys of table `k` were found, or `own` if that is unknown.
 
-        For stores whose `epoch` has one of each table.
+        This is for stores whose `epoch` is a tuple with one epoch per table.
         """
         if self.slots is None or not isinstance(self.epoch, tuple):
             return own
@@ -159,7 +171,7 @@ class Lookup:
         return Lookup(own, self.rows[:0], self.dims[k : k + 1], slots, self.epoch[k])
 
     def rows_of(self, k: int = 0) -> Float32[Tensor, "n_k dim_k"]:
-        """The rows of table `k`, without a copy."""
+        """Returns the rows of table `k`, without a copy."""
         sizes = [stop - start for start, stop in pairwise(self.keys.splits)]
         start = sum(n * dim for n, dim in zip(sizes[:k], self.dims, strict=False))
         n, dim = sizes[k], self.dims[k]
@@ -168,16 +180,17 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
-    """The `epoch` of a lookup that is made of several of different ones.
+    """The `epoch` of a lookup that joins several lookups with different epochs.
 
-    Inside a table they stand one after the other; the slots say which of all their keys each is.
+    The keys of the joined lookups follow one another inside each table. The slot of a key is its
+    position among the keys of all lookups.
     """
 
     lookups: tuple[Lookup, ...]
 
     @staticmethod
     def of(lookups: Sequence[Lookup]) -> Lookup:
-        """Several lookups of one store as one, without rows.
+        """Joins several lookups of one store into one, without rows.
 
         >>> keys = TableKeys.of_one(torch.tensor([5, 6]))
         >>> found = [Lookup(keys, torch.zeros(2), (1,), torch.tensor([3, 4]), k) for k in (0, 0, 1)]
@@ -205,7 +218,7 @@ class Joined:
         return Lookup(keys, nothing, first.dims, places, Joined(tuple(lookups)))
 
     def places_of(self, at: Lookup) -> Iterator[tuple[Lookup, Int64[Tensor, "m"], tuple[int, ...]]]:
-        """Of each lookup: its keys among those of `at`, their places there, and their splits."""
+        """Yields each joined lookup's part of `at`, and the part's positions in `at` and splits."""
         tables, many = range(at.keys.tables), len(self.lookups)
         every = [one.keys.splits for one in self.lookups]
         cells = [splits[k + 1] - splits[k] for k in tables for splits in every]
@@ -226,7 +239,7 @@ class Joined:
 
 
 def _there(slots: Tensor | None) -> Tensor:
-    assert slots is not None  # a `Joined` has made them
+    assert slots is not None  # a `Joined` epoch always comes with slots
     return slots
 
 
@@ -236,7 +249,7 @@ def _numbers(values: Sequence[int], beside: Tensor) -> Int64[Tensor, "values"]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """What a write did. The counts lie where the rows lie: asking for one waits for that device.
+    """What a write did. The counts stay on the rows' device; reading one waits for that device.
 
     >>> Applied.of(inserted=2)
     Applied(inserted=2, refused=0, dropped=0)
@@ -246,22 +259,22 @@ class Applied:
 
     @staticmethod
     def of(inserted: int = 0, refused: int = 0, dropped: int = 0) -> Applied:
-        """From numbers."""
+        """Returns an `Applied` with these counts."""
         return Applied(torch.tensor([inserted, refused, dropped], device="cpu"))
 
     @property
     def inserted(self) -> int:
-        """Rows born."""
+        """The number of inserted rows."""
         return int(self.counts[0])
 
     @property
     def refused(self) -> int:
-        """Ids kept out: by an admission rule, or because a store of fixed size had no room."""
+        """The number of ids that were not admitted or found no slot in a store of fixed size."""
         return int(self.counts[1])
 
     @property
     def dropped(self) -> int:
-        """Rows or gradients left out because they, or their sum, were not finite."""
+        """The number of rows or gradients left out because they, or their sum, were not finite."""
         return int(self.counts[2])
 
     def __repr__(self) -> str:
@@ -270,10 +283,10 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Whole rows: raw embedding, named optimizer states a segment, time of the last update.
+    """Whole rows: embeddings, named optimizer states per segment, and times of the last update.
 
-    Absent ids have `found` False and zeros elsewhere. `order`, in tables with an `Lru` or `Lfu`
-    rule, says where rows stand among those to leave: a number that such a table takes back.
+    Absent ids have `found` False and zeros elsewhere. In tables with an `Lru` or `Lfu` rule,
+    `order` holds the position of each row in the eviction order; `restore` accepts it.
     """
 
     ids: Int64[Tensor, "n"]
@@ -287,7 +300,7 @@ class Entries:
         return len(self.ids)
 
     def to(self, device: torch.device | str) -> Entries:
-        """The same rows on another device, or themselves.
+        """Returns the same rows on another device; tensors already there are not copied.
 
         >>> ids, rows = torch.tensor([7]), torch.zeros(1, 2)
         >>> Entries(ids, ids == 7, rows, [{}], ids).to("cpu").ids.tolist()
@@ -300,12 +313,12 @@ class Entries:
 
 
 def all_found(n: int) -> Bool[Tensor, "n"]:
-    """True, `n` times; by numpy, since torch would wake its threads for so little."""
+    """Returns `n` True values. Uses numpy because torch would wake its thread pool."""
     return torch.from_numpy(np.ones(n, np.bool_))
 
 
 class Trainable(Protocol):
-    """Rows that gradients change."""
+    """A store whose rows gradients can change."""
 
     def apply_gradients(
         self,
@@ -319,15 +332,16 @@ class Trainable(Protocol):
         per_occurrence: bool = False,
         policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """One optimizer step per distinct id, with its summed gradient; absent ids are born.
+        """Applies one optimizer step per distinct id, using its summed gradient.
 
-        `policy` limits that sum, and says what happens to one that is not finite.
+        Absent ids are inserted first. `policy` limits the summed gradient and says what happens to
+        one that is not finite.
         """
         ...
 
 
 class RowStore(Trainable, Protocol):
-    """Rows of K tables, wherever they live. Reading never inserts."""
+    """The rows of K tables, in any kind of memory or process. Reading never inserts a row."""
 
     def lookup(
         self,
@@ -337,54 +351,54 @@ class RowStore(Trainable, Protocol):
         step: int | None = None,
         out: Tensor | None = None,
     ) -> Lookup:
-        """Rows of `keys`; an absent one gives zeros or the first value it would be born with."""
+        """Returns the rows of `keys`; `missing` says what absent keys give."""
         ...
 
     def assign(self, keys: TableKeys, rows: Tensor, *, ts: int = 0) -> Applied:
-        """Sets rows; optimizer state is kept."""
+        """Sets rows; keeps their optimizer state."""
         ...
 
     def assign_add(self, keys: TableKeys, rows: Tensor, *, ts: int = 0) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows; an absent row starts from its initial value."""
         ...
 
     def reinitialize(self, keys: TableKeys) -> Int8[Tensor, "n"]:
-        """Resets row and state; 0 = was absent, 1 = was there."""
+        """Resets rows and states; returns 1 per key that had a row, and 0 per absent key."""
         ...
 
     def contains(self, keys: TableKeys) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
+        """Returns whether each key has a row."""
         ...
 
     def table(self, k: int = 0) -> RowStore:
-        """The store of table `k` alone; `entries` and `scan` of several tables go through it."""
+        """Returns the store of table `k` alone, for example for `entries` and `scan`."""
         ...
 
     def entries(self, keys: TableKeys) -> Entries:
-        """Whole rows, of a store of one table."""
+        """Returns whole rows; for a store of one table."""
         ...
 
     def erase(self, keys: TableKeys) -> Bool[Tensor, "n"]:
-        """Removes rows; says which were there."""
+        """Removes rows; returns which keys had a row."""
         ...
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices of about `rows`, of a store of one table."""
+        """Yields all rows in slices of about `rows`; for a store of one table."""
         ...
 
     def size(self) -> int:
-        """Rows."""
+        """Returns the number of rows."""
         ...
 
     def max_ts(self) -> int:
-        """The largest `ts` any write gave."""
+        """Returns the largest `ts` of all writes."""
         ...
 
 
 def as_keys(
     keys: TableKeys | Tensor, tables: int, device: torch.device = checks.CPU, *, room: bool = False
 ) -> TableKeys:
-    """Keys as a store on `device` takes them; a plain tensor is the keys of a single table."""
+    """Returns checked keys for a store on `device`; a plain tensor holds the keys of one table."""
     if not isinstance(keys, TableKeys):
         checks.tensor("ids", keys, torch.int64, (None,), device)
         if tables != 1:
@@ -396,49 +410,49 @@ def as_keys(
         raise DtypeError(f"splits is {splits!r}; pass a tuple of ints, for example (0, {tables}).")
     if len(splits) - 1 != tables:
         raise InputError(f"keys of {len(splits) - 1} tables given to a store of {tables}.")
-    rises = len(splits) == 2 or list(splits) == sorted(splits)  # with one table it is told below
+    rises = len(splits) == 2 or list(splits) == sorted(splits)  # one table: see the next line
     if splits[0] != 0 or splits[-1] != len(keys.ids) or not rises:
         raise InputError(f"splits is {splits}; it must rise from 0 to {len(keys.ids)}, the ids.")
     if keys.used is not None:
         if not room:
-            raise InputError("this store takes no keys with room; pass keys.exact().")
+            raise InputError("this store takes no padded keys; pass keys.exact().")
         checks.tensor("used", keys.used, torch.int64, (tables,), device)
     return keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SummedGradients:
-    """The sum of the gradients of each key; `counts` says how many gradients were added up.
+    """The sum of the gradients of each key. `counts` says how many gradients each sum contains.
 
-    Changing `grads` in place changes the update that `apply_gradients(at, grads, counts=counts)`
-    makes of it.
+    An in-place change of `grads` changes the update that a later `apply_gradients(at, grads,
+    counts=counts)` makes.
     """
 
     at: TableKeys | Lookup
     grads: Float32[Tensor, "floats"]
     counts: Int64[Tensor, "n"]
     dims: tuple[int, ...]
-    given: bool = True  # whether autograd gave a gradient, be it of no row; over ranks on any rank
+    given: bool = True  # whether autograd produced a gradient on any rank, even one with no rows
 
     @property
     def keys(self) -> TableKeys:
-        """The keys, table after table, each once."""
+        """The distinct keys, table after table."""
         return self.at.keys if isinstance(self.at, Lookup) else self.at
 
     def grads_of(self, k: int) -> Float32[Tensor, "n_k dim_k"]:
-        """The gradients of table `k`, without a copy."""
+        """Returns the gradients of table `k`, without a copy."""
         return _rows_of(self.grads, self.keys.splits, self.dims)[k]
 
     def counts_of(self, k: int) -> Int64[Tensor, "n_k"]:
-        """How many gradients each key of table `k` had."""
+        """Returns the number of gradients summed for each key of table `k`."""
         return self.counts[self.keys.splits[k] : self.keys.splits[k + 1]]
 
     def clipped(self, clip: ClipRow) -> SummedGradients:
-        """The same keys, with gradients that are no longer than the limit."""
+        """Returns the same keys with gradients that are at most as long as the limit."""
         return replace(self, grads=clipped(self.keys, self.grads, self.dims, clip))
 
     def with_later(self, later: SummedGradients) -> SummedGradients:
-        """The sums of these gradients and later ones.
+        """Returns the sums of these gradients and later ones.
 
         >>> keys = TableKeys(torch.tensor([7, 7, 8]), (0, 3))
         >>> first = summed(keys, torch.tensor([3.0, 1.0, 0.5]), None, (1,))
@@ -453,7 +467,7 @@ class SummedGradients:
         return replace(summed(both.at, both.grads, both.counts, self.dims), given=given)
 
     def of_given_keys(self) -> SummedGradients:
-        """Without the keys of which no gradient was added up.
+        """Returns the sums without the keys whose count is 0.
 
         >>> ids, counts = torch.tensor([7, 8]), torch.tensor([0, 2])
         >>> sums = SummedGradients(TableKeys.of_one(ids), torch.ones(2), counts, (1,))
@@ -475,7 +489,7 @@ class SummedGradients:
 
 
 def joined(several: Sequence[SummedGradients]) -> SummedGradients:
-    """The keys of all, one after the other inside a table, and their gradients as they are."""
+    """Concatenates the keys and gradients, table by table; does not add up equal keys."""
     first = several[0]
     if len(several) == 1:
         return first
@@ -495,7 +509,10 @@ def by_lookup(
     grads: Float32[Tensor, "floats"],
     counts: Int64[Tensor, "n"] | None,
 ) -> list[tuple[Lookup, Float32[Tensor, "own_floats"], Int64[Tensor, "m"] | None]]:
-    """The lookup, or those that it is made of, each with its gradients and counts."""
+    """Splits a joined lookup into its parts, each with its gradients and counts.
+
+    Any other lookup is returned as the only part.
+    """
     if not isinstance(at.epoch, Joined):
         return [(at, grads, counts)]
     found = list[tuple[Lookup, Tensor, Tensor | None]]()
@@ -511,9 +528,10 @@ def summed(
     counts: Int64[Tensor, "n"] | None,
     dims: Sequence[int],
 ) -> SummedGradients:
-    """Adds up the gradients of equal keys; each gradient stands for `counts` of them, if given.
+    """Adds up the gradients of equal keys.
 
-    Where the lookup says where it found the keys, the sums keep it.
+    `counts` says how many gradients each given gradient already contains; None means one. If the
+    lookup knows where it found the keys, the result keeps that.
     """
     keys = at.keys if isinstance(at, Lookup) else at
     slots = at.slots if isinstance(at, Lookup) else None
@@ -539,7 +557,7 @@ def summed(
 def clipped(
     keys: TableKeys, sums: Float32[Tensor, "floats"], dims: Sequence[int], clip: ClipRow
 ) -> Float32[Tensor, "floats"]:
-    """The summed gradients of these keys, none longer than the limit."""
+    """Returns the summed gradients of these keys, each at most as long as the limit."""
     rows = _rows_of(sums, keys.splits, tuple(dims))
     return torch.cat([clip.clipped(part).view(-1) for part in rows])
 
@@ -559,7 +577,7 @@ def _rows_at(
     places: Int64[Tensor, "m"],
     own: Sequence[int],
 ) -> Float32[Tensor, "own_floats"]:
-    """The rows at some places, of which those of table `k` are own[k] .. own[k + 1]."""
+    """Returns the rows at some positions; table `k` has the positions own[k] .. own[k + 1]."""
     rows = [
         part[places[own[k] : own[k + 1]] - splits[k]].view(-1)
         for k, part in enumerate(_rows_of(flat, splits, dims))

@@ -1,4 +1,4 @@
-"""Copies of whole rows and of small values between host memory and a device."""
+"""Whole rows on their way between stores, and copies between host memory and a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.shapes import Bool, Float32, Int64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MovingRows:
-    """Rows as they lie in memory: nothing is checked, so that nothing can be refused.
+    """Whole rows as they are stored, with raw states and stamps. Their values are not checked.
 
     >>> ids = torch.tensor([7, 8])
     >>> two = MovingRows(ids, ids > 0, torch.ones(2, 1), torch.zeros(2, 0), ids)
@@ -24,25 +24,25 @@ class MovingRows:
     ids: Int64[Tensor, "n"]
     found: Bool[Tensor, "n"]
     rows: Float32[Tensor, "n dim"]
-    states: Float32[Tensor, "n floats"]  # of all segments, raw
+    states: Float32[Tensor, "n floats"]  # raw states of all segments
     ts: Int64[Tensor, "n"]
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def where(self, chosen: Bool[Tensor, "n"]) -> MovingRows:
-        """Some of them."""
+        """Returns the chosen rows."""
         parts = (self.ids, self.found, self.rows, self.states, self.ts)
         return MovingRows(*(part[chosen] for part in parts))
 
     def to(self, device: torch.device | str) -> MovingRows:
-        """The same rows on another device, or themselves."""
+        """Returns the same rows on another device; tensors already there are not copied."""
         parts = (self.ids, self.found, self.rows, self.states, self.ts)
         return MovingRows(*(part.to(device) for part in parts))
 
     @staticmethod
     def joined(parts: Sequence[MovingRows]) -> MovingRows:
-        """Several as one, in their order."""
+        """Concatenates several into one, in order."""
         if len(parts) == 1:
             return parts[0]
         columns = zip(*((p.ids, p.found, p.rows, p.states, p.ts) for p in parts), strict=True)
@@ -50,12 +50,12 @@ class MovingRows:
 
 
 def host_room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Host memory for what goes to this device or comes from it."""
+    """Returns host memory for copies to or from this device; pinned if the device is a GPU."""
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def to_host(*there: Tensor) -> list[Tensor]:
-    """The same in host memory; waits for the device once."""
+    """Returns the same tensors in host memory; waits for the device once."""
     if all(x.device.type == "cpu" for x in there):
         return list(there)
     here = [host_room(tuple(x.shape), x.dtype, x.device) for x in there]
@@ -67,19 +67,20 @@ def to_host(*there: Tensor) -> list[Tensor]:
 
 
 def in_host(rows: MovingRows) -> MovingRows:
-    """Rows on their way, in host memory."""
+    """Returns the same rows in host memory."""
     return MovingRows(*to_host(rows.ids, rows.found, rows.rows, rows.states, rows.ts))
 
 
 def to_device(here: Tensor, device: torch.device) -> Tensor:
-    """The same on a device; waits for nothing if it lies in `host_room`."""
+    """Returns the tensor on a device. Does not wait if it is in memory from `host_room`."""
     return here.to(device, non_blocking=True)
 
 
 def numbers_on(numbers: Sequence[int], device: torch.device) -> Int64[Tensor, "n"]:
-    """A few numbers on a device; waits for nothing."""
+    """Returns a few numbers as a tensor on a device; does not wait."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # A graph would copy them again from memory that is another's by then: it sets them itself.
+        # A graph would copy again from host memory that is reused by then, so it sets the numbers
+        # itself.
         there = torch.empty(len(numbers), dtype=torch.int64, device=device)
         for place, number in enumerate(numbers):
             there[place].fill_(number)

@@ -1,4 +1,4 @@
-"""Counts of admission filters and states of eviction orders, as bytes in a checkpoint."""
+"""The counts of admission filters and the states of eviction orders, as bytes in a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _LENGTH_BYTES = 8
 
 
 Dumped = list[tuple[FilterState, list[str]]]
-"""States of filters, with the names of the tables that share each."""
+"""The states of filters, each with the names of the tables that share the filter."""
 
 
 def dump_filters(tables: Iterable[object]) -> Dumped:
-    """The state of every filter of the tables, once."""
+    """Returns the state of every filter of the tables; a shared filter is dumped once."""
     sharers: dict[int, tuple[SavableFilter, list[str]]] = {}
     for table in tables:
         if isinstance(table, LocalTable) and table.filter is not None:
@@ -37,7 +37,7 @@ def dump_filters(tables: Iterable[object]) -> Dumped:
 
 @dataclass(frozen=True, slots=True)
 class BlobShard:
-    """Which of how many shards a filter counts for."""
+    """The shard that a filter counts for, and the number of shards."""
 
     shard: int = 0
     shards: int = 1
@@ -47,7 +47,7 @@ ALONE = BlobShard()
 
 
 def filter_blobs(dumped: Dumped, place: BlobShard) -> dict[str, bytes]:
-    """The states as named bytes; every shard has its own."""
+    """Returns the states as named bytes; each shard has its own names."""
     which = "" if place.shards == 1 else f"of shard {place.shard} "
     return {
         f"{_FILTER_PREFIX}{which}{names[0]}": _pack_filter(state, names, place)
@@ -56,7 +56,7 @@ def filter_blobs(dumped: Dumped, place: BlobShard) -> dict[str, bytes]:
 
 
 def is_filter_blob(name: str) -> bool:
-    """Whether a blob is one of ours.
+    """Returns whether a blob is the state of a filter.
 
     >>> is_filter_blob("mine")
     False
@@ -72,13 +72,14 @@ def filters_to_restore(
     moved: Collection[str] = (),
     ignore_others: bool,
 ) -> list[tuple[SavableFilter, FilterState]]:
-    """The saved state of each live filter, checked; a filter that differs is an error or left out.
+    """Returns the saved state of each live filter; raises or skips if the settings differ.
 
-    A table that has no filter now needs none, and one whose filter was not saved counts afresh.
-    What a single process counted serves every shard. What one of several counted serves the same
-    shard of as many, unless rows have `moved`: a filter does not know its ids, so nobody can tell
-    whose they are now, and it counts afresh. So does one that moved between host and device, where
-    ids are hashed otherwise.
+    - A table that has no filter now needs no state. A filter without a saved state starts empty.
+    - The state of a single process is restored on every shard.
+    - The state of one of several shards is restored on the same shard of the same number of shards.
+      If rows have `moved`, the filter starts empty, because it does not know which ids it counted.
+    - A filter that moved between host and device starts empty, because the two hash ids
+      differently.
     """
     found: dict[int, tuple[SavableFilter, FilterState]] = {}
     for name, data in blobs.items():
@@ -127,7 +128,7 @@ def _unpack_filter(name: str, data: bytes) -> tuple[FilterState, list[str], Blob
         place = BlobShard(head.get("shard", 0), head.get("shards", 1))
         _check_numbers(place.shard, place.shards)
         return FilterState(meta, tuple(_arrays(meta, data, start))), tables, place
-    except (ValueError, KeyError, TypeError, RecursionError) as error:  # ours are ValueErrors, too
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # ours, too
         raise CheckpointError(f"blob {name!r} is not the state of a filter: {error}.") from error
 
 
@@ -154,7 +155,9 @@ _ORDER_PREFIX = "hedgerow order "
 
 
 def order_rule(config: TableConfig) -> str | None:
-    """What numbers of a table's order mean: those of another rule cannot go on. None: no order.
+    """Returns the rule that gives a table's marks their meaning; None if it has no order.
+
+    An order can continue from saved marks only if the rule is the same.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -172,7 +175,7 @@ def order_rule(config: TableConfig) -> str | None:
 
 
 def order_blobs(states: Mapping[str, EvictionOrderState], place: BlobShard) -> dict[str, bytes]:
-    """States by table as named bytes; every shard has its own."""
+    """Returns the states of orders as named bytes; each shard has its own names."""
     which = "" if place.shards == 1 else f"of shard {place.shard} "
     return {
         f"{_ORDER_PREFIX}{which}{name}": json.dumps({"table": name, **asdict(state)}).encode()
@@ -181,7 +184,7 @@ def order_blobs(states: Mapping[str, EvictionOrderState], place: BlobShard) -> d
 
 
 def dump_orders(tables: Mapping[str, object]) -> dict[str, EvictionOrderState]:
-    """The state of every table that has an order."""
+    """Returns the state of every table that has an order."""
     return {
         name: table.order.state()
         for name, table in tables.items()
@@ -190,7 +193,7 @@ def dump_orders(tables: Mapping[str, object]) -> dict[str, EvictionOrderState]:
 
 
 def is_order_blob(name: str) -> bool:
-    """Whether a blob is one of ours.
+    """Returns whether a blob is the state of an eviction order.
 
     >>> is_order_blob("mine")
     False
@@ -199,7 +202,7 @@ def is_order_blob(name: str) -> bool:
 
 
 def orders_to_restore(blobs: Mapping[str, bytes]) -> dict[str, EvictionOrderState]:
-    """States by table: the latest of all shards, which saw about as much each."""
+    """Returns the latest state of all shards, per table; shards see about equally many writes."""
     found: dict[str, EvictionOrderState] = {}
     for name, data in blobs.items():
         if is_order_blob(name):

@@ -39,11 +39,11 @@ _NUMBER = re.compile(r"\d{8}\Z", re.ASCII)
 
 
 INCREMENTS = re.compile(r"increments-[0-9a-f]{12}")
-"""Names of folders of increments."""
+"""The names of folders of increments."""
 
 
 def increments_folder(folder: Path, base: CheckpointManifest) -> Path:
-    """Where the increments of this very base lie: those of a replaced one are never mixed in."""
+    """Returns the folder of this base's increments. A replaced base had another folder."""
     return folder / f"increments-{base.checksum[:12]}"
 
 
@@ -54,18 +54,18 @@ class ChainFile:
     path: Path
     table: SavedTableEntry
     file: FileEntry
-    router: Router | None  # None where the manifest lacks what the rule needs
+    router: Router | None  # None if the manifest lacks what the rule needs
     later: np.ndarray  # sorted
 
     def rows(self) -> Iterator[SavedRows]:
-        """The rows that are still the newest of their ids."""
+        """Yields the rows that no later increment changed or deleted."""
         columns = self.table.columns(self.file.content)
         for rows in read_shard(self.path, columns, self.file.rows):
             self._check_owners(rows)
             yield rows.take(~_among(rows.ids, self.later)) if len(self.later) else rows
 
     def _check_owners(self, rows: SavedRows) -> None:
-        if self.router is None or self.router.shards == 1:  # all rows belong to the only one
+        if self.router is None or self.router.shards == 1:  # a single shard owns all rows
             return
         strays = self.router.owners(torch.from_numpy(rows.ids)).numpy() != self.file.shard
         if strays.any():
@@ -77,7 +77,7 @@ class ChainFile:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The manifests of a checkpoint folder, proved to follow one another."""
+    """The manifests of a checkpoint folder; they are checked to follow one another."""
 
     folder: Path
     base: CheckpointManifest
@@ -86,7 +86,7 @@ class Chain:
 
     @staticmethod
     def read(folder: Path, increments: int | None = None) -> Chain:
-        """Base and increments: all that are complete, or exactly the first `increments`."""
+        """Reads base and increments: all complete ones, or exactly the first `increments`."""
         base = read_manifest(local_path(folder))
         if base.kind != "base":
             raise CheckpointError(
@@ -103,9 +103,10 @@ class Chain:
         return Chain(folder, base, found[:increments])
 
     def as_live(self, live: Mapping[str, Sequence[str]]) -> Chain:
-        """With the names of live tables: a table is found under any other name of it, too.
+        """Returns the chain with tables renamed to the names of the live tables.
 
-        `live` has the other names of each live table. A name that stands itself comes first.
+        `live` holds the other names of each live table. A saved table is matched under its own name
+        first, and then under any other name that either side has for it.
         """
         saved = {name: entry.also for name, entry in self.tables.items()}
         free = [name for name in saved if name not in live]
@@ -128,18 +129,21 @@ class Chain:
 
     @property
     def manifests(self) -> tuple[CheckpointManifest, ...]:
-        """Base first."""
+        """All manifests, the base first."""
         return (self.base, *self.increments)
 
     def folder_of(self, manifest: CheckpointManifest) -> Path:
-        """Where the files of a manifest lie."""
+        """Returns the folder of a manifest's files."""
         if manifest.kind == "base":
             return self.folder
         return increments_folder(self.folder, self.base) / f"{manifest.number:08d}"
 
     @cached_property
     def tables(self) -> dict[str, SavedTableEntry]:
-        """Every table, as its newest manifest has it; `rows` is that of that manifest alone."""
+        """Every table's entry in its newest manifest.
+
+        Its `rows` counts the rows of that manifest alone.
+        """
         found: dict[str, SavedTableEntry] = {}
         for manifest in self.manifests:
             for name, entry in manifest.tables.items():
@@ -152,7 +156,7 @@ class Chain:
         return found
 
     def verify(self, meter: Meter | None = None, share: tuple[int, int] = (0, 1)) -> None:
-        """Proves the checksum of every file, or of one of so many shares of them."""
+        """Checks the checksum of every file, or of share i of n if `share` is (i, n)."""
         files = [
             (self.folder_of(m) / f.file, f.file_bytes, f.sha256, rows)
             for m in self.manifests
@@ -169,7 +173,7 @@ class Chain:
                 continue
 
     def parts(self, table: str) -> list[ChainFile]:
-        """The files of a table's rows. Call `verify` first."""
+        """Returns the files of a table's rows. Call `verify` first."""
         later = np.empty(0, np.int64)
         parts: list[ChainFile] = []
         for manifest in reversed(self.manifests):
@@ -185,12 +189,12 @@ class Chain:
         return parts
 
     def rows(self, table: str) -> Iterator[SavedRows]:
-        """All rows of a table, each id once."""
+        """Yields all rows of a table, each id once."""
         for part in self.parts(table):
             yield from part.rows()
 
     def blobs(self) -> dict[str, bytes]:
-        """The newest bytes under each name; not those of the dense part, which may be large."""
+        """Returns the newest bytes under each name, without the dense part, which may be large."""
         found: dict[str, bytes] = {}
         for manifest in self.manifests:
             for blob in manifest.blobs:
@@ -199,7 +203,7 @@ class Chain:
         return found
 
     def _changed(self, manifest: CheckpointManifest, table: str) -> np.ndarray:
-        """The ids an increment speaks of: each at most once."""
+        """Returns the ids that an increment changed or deleted; raises if one occurs twice."""
         folder, ids = self.folder_of(manifest), [np.empty(0, np.int64)]
         for file in manifest.files:
             if file.table == table:
@@ -226,7 +230,7 @@ def _among(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 def _read_increments(folder: Path, base: CheckpointManifest) -> tuple[CheckpointManifest, ...]:
-    """The increments of `base`; an unfinished one at the end is the save that was stopped."""
+    """Returns the increments of `base`; an incomplete one at the end is an interrupted save."""
     if not folder.is_dir():
         return ()
     named = sorted(path for path in folder.iterdir() if _NUMBER.match(path.name))
@@ -262,20 +266,20 @@ def _read_increments(folder: Path, base: CheckpointManifest) -> tuple[Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class FoundRow:
-    """One row as the files have it."""
+    """One row as stored in the files."""
 
     id: int
     shard: int
     ts: int
-    columns: dict[str, Any]  # row and states: numbers or lists of them
+    columns: dict[str, Any]  # row and states, as numbers or lists of numbers
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns a dict for JSON."""
         return {"id": self.id, "shard": self.shard, "ts": self.ts, "columns": self.columns}
 
 
 def find_row(chain: Chain, table: str, key: int) -> FoundRow | None:
-    """The row of `key`, or None. Call `chain.verify` first."""
+    """Returns the row of `key`, or None. Call `chain.verify` first."""
     for part in chain.parts(table):
         if part.router is not None:
             (owner,) = part.router.owners(torch.tensor([key])).tolist()
@@ -291,9 +295,9 @@ def find_row(chain: Chain, table: str, key: int) -> FoundRow | None:
 
 
 def newest(folder: str | PathLike[str]) -> Path:
-    """The folder below `folder` whose complete checkpoint has the highest step.
+    """Returns the folder below `folder` whose complete checkpoint has the highest step.
 
-    Saves that were stopped have no manifest and do not count; a damaged manifest is an error.
+    Interrupted saves have no manifest and do not count. A damaged manifest raises an error.
 
     >>> import tempfile, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -314,7 +318,7 @@ def newest(folder: str | PathLike[str]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class TableStatistics:
-    """Of one table: rows, mean length of a row, rows of zeros, first and last time of an update."""
+    """Statistics of a table: rows, mean norm of rows, zero rows, oldest and newest time."""
 
     rows: int
     mean_length: float
@@ -323,14 +327,14 @@ class TableStatistics:
     newest_ts: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns a dict for JSON."""
         return asdict(self)
 
 
 def statistics(
     chain: Chain, table: str, tell: Callable[[int], None] = lambda rows: None
 ) -> TableStatistics:
-    """Reads all rows of a verified chain; `tell` hears how many so far."""
+    """Reads all rows of a verified chain; calls `tell` with the number of rows read so far."""
     rows, length, zeros = 0, 0.0, 0
     times: list[int] = []
     for part in chain.rows(table):

@@ -18,12 +18,12 @@ from ...core.errors import CheckpointError, SaveError
 from ...core.units import format_bytes
 from .workers import in_background
 
-_TASK_BYTES = 2**20  # takes much longer to hash than a thread to start
-_TASKS = 8  # that may wait: what is not hashed yet stays in memory
+_TASK_BYTES = 2**20  # takes much longer to hash than a thread takes to start
+_TASKS = 8  # tasks that may wait; data that is not hashed yet stays in memory
 
 
 def sha256_of(pieces: Iterable[bytes]) -> str:
-    """The checksum of pieces, one after the other.
+    """Returns the SHA-256 of consecutive pieces.
 
     >>> sha256_of([b"a", b"b"]) == hashlib.sha256(b"ab").hexdigest()
     True
@@ -35,7 +35,7 @@ def sha256_of(pieces: Iterable[bytes]) -> str:
 
 
 class BackgroundSha256:
-    """SHA-256 of pieces in their order, a bounded way behind whoever adds them. Single-owner.
+    """Computes the SHA-256 of pieces in background threads, with a bounded backlog. Single-owner.
 
     >>> checksum = BackgroundSha256()
     >>> checksum.update(memoryview(b"ab"))
@@ -50,7 +50,7 @@ class BackgroundSha256:
         self._tasks: deque[Future[None]] = deque()
 
     def update(self, piece: memoryview) -> None:
-        """Adds a piece, which must not change any more."""
+        """Adds a piece, whose bytes must not change afterwards."""
         self._pieces.append(piece)
         self._bytes += len(piece)
         if self._bytes >= _TASK_BYTES:
@@ -59,7 +59,7 @@ class BackgroundSha256:
             self._tasks.popleft().result()
 
     def hexdigest(self) -> str:
-        """The checksum of all pieces."""
+        """Returns the checksum of all pieces."""
         self._start()
         self._tasks.pop().result()
         return self._sha256.hexdigest()
@@ -76,15 +76,15 @@ class BackgroundSha256:
             self._sha256.update(piece)
 
 
-PART = ".part"  # the end of the name of a file that is still being written
+PART = ".part"  # suffix of the name of a file that is still being written
 _CHUNK_BYTES = 2**22
-_FLUSH_BYTES = 2**25  # written since the last flush: enough to keep a disk busy
+_FLUSH_BYTES = 2**25  # bytes between flushes: enough to keep a disk busy
 
 
 class HashedFile:
-    """A new file that knows its checksum; what Arrow writes into. Single-owner.
+    """A new file with a running checksum, which Arrow writes to. Single-owner.
 
-    With `behind` the checksum is computed in another thread while the file is written.
+    With `behind`, another thread computes the checksum while the file is written.
     """
 
     def __init__(self, path: Path, *, behind: bool = False) -> None:
@@ -99,25 +99,25 @@ class HashedFile:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more can be written."""
+        """Whether the file is closed for writing."""
         return self._fd < 0
 
     def write(self, data: bytes) -> int:
-        """Appends all of `data`, which must not change later."""
+        """Appends all of `data`, whose bytes must not change afterwards."""
         view = memoryview(data).cast("B")
         self._sha256.update(view)
         written = 0
         while written < len(view):
             try:
                 written += os.write(self._fd, view[written:])
-            except OSError as error:  # the system does not say which file it was
+            except OSError as error:  # the system does not name the file
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
         self.file_bytes += written
         self._flush_ahead()
         return written
 
     def _flush_ahead(self) -> None:
-        """Lets the disk work while more rows are read, so that little is left for the end."""
+        """Starts a flush while more rows are written, so that less remains for the final flush."""
         if self.file_bytes - self._flushed_bytes < _FLUSH_BYTES:
             return
         if self._flushing is not None and not self._flushing.done():
@@ -127,18 +127,18 @@ class HashedFile:
         self._flushing = in_background(os.fsync, self._fd)
 
     def _end_flush(self) -> None:
-        """Raises what went wrong: the system tells an error of the disk only once."""
-        # Forgotten first: Arrow holds this file where no collector sees it, so an error that the
-        # file held would stay for ever, and the table with it.
+        """Raises the error of the last flush; the system reports an error of the disk only once."""
+        # Cleared first: Arrow holds this file out of the garbage collector's sight, so an error
+        # kept here would keep the table alive forever.
         flushing, self._flushing = self._flushing, None
         if flushing is not None:
             flushing.result()
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: no data is buffered."""
 
     def publish(self) -> str:
-        """Flushes to the disk and gives the file its name; the checksum."""
+        """Flushes the file to the disk and renames it to its final name; returns the checksum."""
         self._end_flush()
         os.fsync(self._fd)
         self.close()
@@ -147,16 +147,16 @@ class HashedFile:
         return checksum
 
     def close(self) -> None:
-        """Leaves the file unfinished, unless it was published."""
+        """Closes the file. It stays unfinished unless it was published."""
         if self._fd >= 0:
             if self._flushing is not None:
-                self._flushing.exception()  # a flush under way needs the file; what it says is moot
+                self._flushing.exception()  # wait for the running flush; its error does not matter
             os.close(self._fd)
             self._fd = -1
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes names and renames in `folder` last through a power failure."""
+    """Makes new names and renames in `folder` survive a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -165,7 +165,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> bool:
-    """The folder and its parents, with names that last; whether it was not there."""
+    """Makes the folder and its parents durably; returns whether it was missing."""
     try:
         missing = [p for p in (folder, *folder.parents) if not p.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def make_folder(folder: Path) -> bool:
 
 
 def cannot_save(folder: Path, error: OSError) -> SaveError:
-    """A folder that takes no files, before anything was written."""
+    """Returns the error for a folder that takes no files; nothing was written yet."""
     return SaveError(
         f"cannot save to {folder}: {error.strerror or error}. Nothing was written; save to a "
         f"folder that this process may make files in."
@@ -186,9 +186,10 @@ def cannot_save(folder: Path, error: OSError) -> SaveError:
 
 @contextmanager
 def sole_writer(folder: Path, *, make: bool = False) -> Iterator[bool]:
-    """Holds the folder against other savers; a killed process holds nothing.
+    """Locks the folder against other savers.
 
-    With `make` an absent folder is made first. Gives whether this call made it.
+    The lock of a killed process is released by the system. With `make`, a missing folder is made
+    first. Yields whether this call made it.
     """
     fd, made = _held(folder, make)
     try:
@@ -199,7 +200,7 @@ def sole_writer(folder: Path, *, make: bool = False) -> Iterator[bool]:
 
 
 def _held(folder: Path, make: bool) -> tuple[int, bool]:
-    """A descriptor with the lock of the folder that has this name now."""
+    """Returns a descriptor that holds the lock of the folder that has this name now."""
     made = False
     while True:
         if make:
@@ -224,13 +225,13 @@ def _held(folder: Path, make: bool) -> tuple[int, bool]:
         except BaseException:
             os.close(fd)
             raise
-        os.close(fd)  # the lock of a removed folder keeps no other saver out
+        os.close(fd)  # the lock of a removed folder excludes no other saver
         if not make and not folder.exists():
             raise SaveError(f"cannot save to {folder}: it was removed meanwhile.")
 
 
 def _is_now(folder: Path, fd: int) -> bool:
-    """Whether the name still leads to the open folder."""
+    """Returns whether the name still refers to the open folder."""
     try:
         return os.path.samestat(os.stat(folder), os.fstat(fd))
     except FileNotFoundError:
@@ -238,7 +239,7 @@ def _is_now(folder: Path, fd: int) -> bool:
 
 
 def remove(paths: list[Path]) -> None:
-    """Removes files and folders, those that are already gone included."""
+    """Removes files and folders; ignores those that are already gone."""
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -247,9 +248,9 @@ def remove(paths: list[Path]) -> None:
 
 
 def open_plain(path: Path) -> int:
-    """A descriptor to read a file with, which must be a plain one: no link, no pipe, no device.
+    """Returns a descriptor for reading a plain file; raises for a link, a pipe or a device.
 
-    Opening a pipe would wait for a writer, and a link leads out of the folder.
+    Opening a pipe would wait for a writer, and a link may point outside the folder.
     """
     try:
         _check_kind(path, path.lstat())
@@ -269,12 +270,12 @@ def open_plain(path: Path) -> int:
 
 
 def check_plain(path: Path) -> None:
-    """Raises unless `path` is a plain file; for readers that open it by name."""
+    """Raises unless `path` is a plain file; for readers that open the file by name."""
     os.close(open_plain(path))
 
 
 def read_plain(path: Path, most: int = -1) -> bytes:
-    """The bytes of a plain file, or the first `most` of them."""
+    """Returns the bytes of a plain file, or the first `most` bytes."""
     with os.fdopen(open_plain(path), "rb") as file:
         try:
             return file.read(most)
@@ -283,7 +284,7 @@ def read_plain(path: Path, most: int = -1) -> bytes:
 
 
 def chunks_of(path: Path) -> Iterator[bytes]:
-    """The bytes of a plain file, some at a time."""
+    """Yields the bytes of a plain file in chunks."""
     with os.fdopen(open_plain(path), "rb", buffering=0) as file:
         try:
             while chunk := file.read(_CHUNK_BYTES):
@@ -309,7 +310,7 @@ def _check_kind(path: Path, status: os.stat_result) -> None:
 
 
 def check_file(path: Path, file_bytes: int, sha256: str) -> None:
-    """Raises unless the file has exactly these bytes."""
+    """Raises unless the file has this size and checksum."""
     fd = open_plain(path)
     try:
         there = os.fstat(fd).st_size
@@ -329,7 +330,7 @@ def check_file(path: Path, file_bytes: int, sha256: str) -> None:
 
 
 def room_left(folder: Path, needed_bytes: int) -> str:
-    """How much a save needs, and how much the disk of its folder has: for an error of a full disk.
+    """Returns a text on the space that a save needs and the disk has, for an error of a full disk.
 
     >>> room_left(Path("/"), 2**20).startswith("The save needs about 1.00 MiB; ")
     True
@@ -342,5 +343,5 @@ def room_left(folder: Path, needed_bytes: int) -> str:
 
 
 def is_no_room(error: OSError) -> bool:
-    """Whether the disk, a quota or a limit of file sizes has no room for what was written."""
+    """Returns whether the error means that a disk, quota or file size limit is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

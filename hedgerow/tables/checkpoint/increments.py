@@ -47,10 +47,10 @@ _SLICE_ROWS = 65536
 
 
 class Readable(Saveable, Protocol):
-    """A table that gives whole rows by id."""
+    """A table that returns whole rows by id."""
 
     def entries(self, keys: Int64[Tensor, "n"]) -> Entries:
-        """Rows, states and times; `found` says which ids are there."""
+        """Returns rows, states and times; `found` says which ids have a row."""
         ...
 
 
@@ -66,13 +66,13 @@ def save_increment(
     blobs: Mapping[str, bytes] | None = None,
     keep: Keep | None = None,
 ) -> CheckpointManifest:
-    """Adds an increment to the checkpoint in `path`: the rows of `changed` ids as they are now.
+    """Adds an increment to the checkpoint in `path`: the present rows of the `changed` ids.
 
-    In place of `changed`, a `consumer` of touched keys that the save before was given knows them;
-    they go back to it if the save fails. An id without a row, or one that has expired or `keep`
-    gives up, is saved as a deletion. All rows are of one instant: other threads' writers wait while
-    they are copied. Rules and number of shards are those of the checkpoint; `router` is for tables
-    that it does not have yet.
+    Instead of `changed`, pass the `consumer` of touched keys that was passed to the previous save.
+    It knows the changed ids, and gets them back if the save fails. An id is saved as a deletion if
+    it has no row, if its row has expired, or if `keep` drops it. All rows are of one instant:
+    writers on other threads wait while the rows are copied. Routing rules and number of shards are
+    those of the checkpoint; `router` is used for tables that the checkpoint does not have yet.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -92,7 +92,7 @@ def save_increment(
             checks.unknown("table", name, named)
         checks.tensor(f"changed[{name!r}]", ids, torch.int64, (None,))
     asked = checked_header(step, metadata, blobs)
-    Chain.read(folder)  # so that a missing base is said before a folder is held
+    Chain.read(folder)  # reports a missing base before a folder is locked
     with sole_writer(folder):
         chain = Chain.read(folder)
         changes = None if consumer is None else ChangedKeys(named, consumer)
@@ -109,7 +109,7 @@ def save_increment(
 
 
 class _Instant:
-    """The changed rows of all tables and their filters, as they were together."""
+    """The changed rows of all tables and their filters, at one instant."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ def _write(
     number = chain.last.number + 1
     target = increments_folder(chain.folder, chain.base) / f"{number:08d}"
     try:
-        if target.exists():  # a save that was stopped
+        if target.exists():  # an interrupted save
             remove([target])
     except OSError as error:
         raise disk_error(chain.folder, error, complete=False) from error
@@ -160,7 +160,9 @@ def _write(
 
 
 def compact(path: str | PathLike[str], *, report: Report | None = None) -> CheckpointManifest:
-    """Makes one new base of base and increments, in place; what was there counts until it is whole.
+    """Replaces base and increments by one new base, in place.
+
+    The old files remain the checkpoint until the new base is complete.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -191,7 +193,7 @@ def copy_rows(
     report: Report | None,
     repeats: str | None = None,
 ) -> CheckpointManifest:
-    """Writes the newest rows of a verified chain as one base into `folder`."""
+    """Writes the newest rows of a verified chain to `folder`, as one base."""
 
     def source(name: str) -> TableSource:
         entry = chain.tables[name]
@@ -214,7 +216,7 @@ def copy_rows(
 
 
 def _dense(chain: Chain) -> Dense | None:
-    """A copy of the dense part that the base has."""
+    """Returns a copy of the dense part of the base; None if it has none."""
     entry = chain.base.dense
     if entry is None:
         return None
@@ -227,7 +229,7 @@ def _dense(chain: Chain) -> Dense | None:
 
 
 def router_of(chain: Chain, table: str) -> Router:
-    """The owner function of a table's newest files."""
+    """Returns the router of a table's newest files."""
     known = [manifest for manifest in chain.manifests if table in manifest.tables]
     newest = known[-1] if known else chain.base
     found = newest.router_of(table)
@@ -240,7 +242,7 @@ def router_of(chain: Chain, table: str) -> Router:
 
 
 def _routers_of(chain: Chain, names: Iterable[str], asked: Routers | None) -> TableRouters:
-    """The rules of the checkpoint; `asked` for tables that it does not have."""
+    """Returns the routers of the checkpoint, and `asked` for tables that it does not have."""
     routing, chosen = chain.base.routing, {}
     for name in names:
         if asked is None or name in chain.tables:
@@ -255,7 +257,7 @@ def _routers_of(chain: Chain, names: Iterable[str], asked: Routers | None) -> Ta
 
 
 def _changes(table: Readable, ids: Tensor, chain: Chain, keep: Keep | None) -> TableSource:
-    """The changed rows of one table, read at once: an id is a row or a deletion, never both."""
+    """Reads the changed rows of one table at once; each id is either a row or a deletion."""
     name, schema = table.config.name, TableSchema.of(table.config)
     if name in chain.tables and chain.tables[name].schema != schema:
         raise InputError(
@@ -295,10 +297,10 @@ def reshard(
     overwrite: bool = False,
     report: Report | None = None,
 ) -> CheckpointManifest:
-    """Writes the rows of `source`, increments included, as a base of `shards` into `target`.
+    """Writes the rows of `source`, increments included, to `target` as a base of `shards` shards.
 
-    Every table keeps its rule if `dist_type` is None. `rows`, for all tables or for each by name,
-    is for `continuous`. Rows stream through; no table is built.
+    If `dist_type` is None, every table keeps its routing rule. `rows` is for `continuous`: one
+    number for all tables, or one per name. Rows are streamed; no table is built.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -336,7 +338,7 @@ def _router(
     dist_type: str | None,
     rows: int | Mapping[str, int] | None,
 ) -> Router:
-    """The new owner function of a table."""
+    """Returns the new router of a table."""
     given = rows.get(table) if isinstance(rows, Mapping) else rows
     if dist_type is not None:
         known = chain.tables[table].dist_rows if given is None else given

@@ -39,24 +39,24 @@ OnStateMismatch = Literal["error", "reset"]
 class RowConverter:
     """Turns rows of one schema into entries of one table.
 
-    Dims must be equal. Where a segment's optimizer or its states differ, that segment's states
-    start afresh with "reset". Serving tables take the row alone, at time 0.
+    Dims must be equal. If a segment has another optimizer or other states, "reset" starts the
+    states of that segment anew. Serving tables take the row alone, at time 0.
     """
 
     def __init__(
         self, config: TableConfig, saved: TableSchema, on_state_mismatch: OnStateMismatch
     ) -> None:
         self._config, self._layout = config, RowLayout(config)
-        self.reset: list[int] = []  # segments whose states start afresh
+        self.reset: list[int] = []  # segments whose states start anew
         live = TableSchema.of(config)
-        # Version 0.1 saved no order, and that of another rule means nothing here.
+        # Version 0.1 saved no order, and the order of another rule has no meaning here.
         self.keeps_order = saved.order is not None and saved.order == live.order
         _check_dims(config.name, saved, live)
         if not config.serving:
             self.reset = _differing(config.name, saved, live, on_state_mismatch)
 
     def entries(self, rows: SavedRows) -> Entries:
-        """The rows as the table takes them."""
+        """Returns the rows as entries of the table."""
         n = len(rows)
         states: list[dict[str, Tensor]] = [{} for _ in self._config.segments]
         for place in self._layout.places:
@@ -128,7 +128,7 @@ def replace_rows(
     tables: Sequence[tuple[LocalTable, LocalTable]],
     filters: Sequence[tuple[SavableFilter, FilterState]],
 ) -> None:
-    """Live tables exchange rows with staged ones; filters get their states. Errors undo it all."""
+    """Swaps rows of live and staged tables and restores filters; an error undoes everything."""
     undo: list[Callable[[], None]] = []
     try:
         for live, staged in tables:
@@ -151,28 +151,29 @@ def _restore_filter(filter_: SavableFilter, state: FilterState) -> None:
         raise CheckpointError(f"the saved counts of a filter: {error}") from error
 
 
-_AHEAD = 2  # batches of a file that wait to go into a table
+_AHEAD = 2  # batches per file that wait to go into a table
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a load brought."""
+    """The result of a load."""
 
-    rows: dict[str, int]  # of each table that was loaded: those this shard owns
-    added: tuple[str, ...]  # tables that are not in the checkpoint: they are as they were
-    removed: tuple[str, ...]  # tables of the checkpoint that nobody asked for
-    reset: tuple[str, ...]  # tables with segments whose optimizer states start afresh
+    rows: dict[str, int]  # per loaded table: the rows that this shard owns
+    added: tuple[str, ...]  # tables that are not in the checkpoint, and did not change
+    removed: tuple[str, ...]  # tables of the checkpoint that were not loaded
+    reset: tuple[str, ...]  # tables with segments whose optimizer states start anew
     step: int
     metadata: dict[str, Any]
     blobs: dict[str, bytes]
 
 
 class LoadJob:
-    """A load that has read the manifests and found that the tables fit. Runs once.
+    """A load whose manifests are read and whose tables fit. Runs once.
 
-    `bring`, then `prove` with what all shards brought, then `finish`; until then nothing changes.
-    With `among` the other shards load at the same time: each proves the checksums of its share of
-    the files, and nobody may finish before all have brought theirs.
+    Call `bring`, then `prove` with the results of all shards, then `finish`. Before `finish`, no
+    table changes. With `among`, the other shards load at the same time: each checks the checksums
+    of its share of the files, and `finish` may only be called after all shards have brought their
+    rows.
     """
 
     def __init__(
@@ -210,11 +211,11 @@ class LoadJob:
 
     @property
     def shards(self) -> int:
-        """Over how many shards the rows go."""
+        """The number of shards that the rows go to."""
         return self._owner.place.shards
 
     def bring(self) -> dict[str, int]:
-        """Reads the rows of this shard into tables beside the live ones; how many of each."""
+        """Reads the rows of this shard into staged tables; returns their number per table."""
         chain, owner, place = self._chain, self._owner, self._owner.place
         chain.verify(share=(place.shard, place.shards) if self._among else (0, 1))
         self._blobs = chain.blobs()
@@ -224,7 +225,7 @@ class LoadJob:
         orders = orders_to_restore(self._blobs)
         for name in self._common:
             live = self._live[name]
-            # A key that the config names goes before the saved one: one that leaked can be changed.
+            # A key in the config replaces the saved one, so that a leaked key can be changed.
             own = live.config.slot_key
             key = chain.tables[name].slot_key if own is None else own
             rows = owner.share(chain.base, chain.folder, name)
@@ -248,7 +249,7 @@ class LoadJob:
                 )
 
     def finish(self, *, merge: bool = False) -> LoadResult:
-        """The rows take the place of the live ones, or join them."""
+        """Replaces the live rows by the loaded ones, or adds them with `merge`."""
         if merge:
             _merge(self._live, self._staged)
         else:
@@ -273,7 +274,7 @@ class LoadJob:
 
 
 class _Owner:
-    """Which rows are ours."""
+    """Decides which rows this shard owns."""
 
     def __init__(
         self, chain: Chain, names: list[str], router: Routers | None, shard: int, reroute: bool
@@ -296,21 +297,21 @@ class _Owner:
         return 1 if self._routers is None else self._routers.default.shards
 
     def moved(self, chain: Chain) -> set[str]:
-        """Tables whose files went by another owner function."""
+        """Returns the tables whose files were written with another router."""
         if self._routers is None:
             return set()
         now = self._routers.by_name
         return {name for name in now if chain.last.router_of(name) != now[name]}
 
     def needs(self, part: ChainFile) -> bool:
-        """Whether a file can have rows of ours."""
+        """Returns whether a file can hold rows of this shard."""
         if self._routers is None or self._all_files:
             return True
         same = part.router == self._routers.by_name[part.file.table]
         return not same or part.file.shard == self._shard
 
     def share(self, base: CheckpointManifest, folder: Path, table: str) -> int:
-        """About how many rows of the table are ours; no more than its files have bytes for."""
+        """Returns about how many rows this shard owns; at most what the files have bytes for."""
         if table not in base.tables:
             return 0
         entry = base.tables[table]
@@ -328,7 +329,7 @@ class _Owner:
 def _fill(
     staged: LocalTable, chain: Chain, fit: RowConverter, owner: _Owner, meter: Meter
 ) -> tuple[int, int]:
-    """Brings our rows into an empty table, each exactly once; how many, and how many files have."""
+    """Puts this shard's rows into an empty table; returns their number and that in the files."""
     name = staged.config.name
 
     def put(part: ChainFile, rows: SavedRows) -> tuple[int, int]:
@@ -345,7 +346,7 @@ def _fill(
     def bring(part: ChainFile) -> tuple[int, int]:
         done: list[tuple[int, int]] = [(0, 0)]
         running: deque[Future[tuple[int, int]]] = deque()
-        for rows in part.rows():  # the next ones are read while these go into the table
+        for rows in part.rows():  # the next rows are read while these go into the table
             running.append(putters.submit(put, part, rows))
             if len(running) > _AHEAD:
                 done.append(running.popleft().result())
@@ -355,7 +356,7 @@ def _fill(
     try:
         with Workers(THREADS) as putters, Workers(THREADS) as readers:
             brought, seen = _sums([(0, 0), *readers.map(bring, parts)])
-    except InputError as error:  # a time below 0, a value that is not finite
+    except InputError as error:  # a time below 0, or a value that is not finite
         raise CheckpointError(f"{chain.folder}: table {name!r}: {error}") from error
     if staged.size() != brought and not staged.config.skip_zero_embedding:
         raise CheckpointError(
@@ -400,13 +401,14 @@ def load_tables(
     increments: int | None = None,
     report: Report | None = None,
 ) -> LoadResult:
-    """Loads tables from the folder `path`: base and increments, every checksum proved first.
+    """Loads tables from the folder `path`: the base and its increments.
 
-    With a `router`, or one for each table by name, only the rows that `shard` owns are loaded,
-    whatever the number of shards in the files; without one, all rows. A table whose files were
-    routed by another rule needs `reroute`. Rows go to a table beside the live one, which takes them
-    over at the end, and admission filters count on from where they were; with `merge` rows are
-    added to what is there, and filters stay as they are. `increments` loads only the first so many.
+    Every checksum is checked before rows are read. With a `router`, or one per table by name, only
+    the rows that `shard` owns are loaded, whatever the number of shards in the files; without one,
+    all rows. A table whose files have another routing rule needs `reroute`. Rows are loaded into a
+    staged table, which replaces the rows of the live table at the end; admission filters continue
+    from their saved counts. With `merge`, rows are added to the existing ones, and filters do not
+    change. `increments` loads only the first `increments` increments.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> config = hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),))

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its tables, their columns, the files and the checksums of each."""
+"""The manifest of a checkpoint: its tables, their columns, and the files with their checksums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ID, TIME, ROW, ORDER = "id", "ts", "row", "order"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a file: plain if `width` is None, else `width` numbers a row."""
+    """One column of a file: one number per row if `width` is None, else `width` numbers per row."""
 
     name: str
     dtype: str  # float32 or int64
@@ -30,7 +30,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class StateSchema:
-    """One optimizer state: its name, element type, and whether a row has it once."""
+    """One optimizer state: its name, its element type, and whether it is per value or per row."""
 
     name: str
     dtype: str
@@ -39,10 +39,10 @@ class StateSchema:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSchema:
-    """One segment: its columns, the kind of its optimizer (None when serving), its states.
+    """One segment: its number of columns, the kind of its optimizer, and its states.
 
-    `bias_correction` is that of the Adam family, None of others. Version 0.1 had only "row" and
-    wrote nothing.
+    `optimizer` is None when serving. `bias_correction` is set for the Adam family only. Version 0.1
+    had only "row" and did not write the field.
     """
 
     dim: int
@@ -52,18 +52,18 @@ class SegmentSchema:
 
     @staticmethod
     def of(dim: int, optimizer: Optimizer | None, states: Sequence[StateSchema]) -> SegmentSchema:
-        """The schema of a segment that learns by `optimizer`, None when serving."""
+        """Returns the schema of a segment; `optimizer` is None when serving."""
         kind = None if optimizer is None else optimizer.kind
         counted = optimizer.bias_correction if isinstance(optimizer, Adam) else None
         return SegmentSchema(dim, kind, tuple(states), counted)
 
     @staticmethod
     def default_correction(optimizer: str | None) -> str | None:
-        """What a file that says nothing about bias corrections means."""
+        """Returns the bias correction that a file without this field means."""
         return "row" if optimizer in Adam.members() else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON; what version 0.1 meant is written as it wrote it."""
+        """Returns a dict for JSON; equal to that of version 0.1 if the meaning is equal."""
         states = [{"name": s.name, "dtype": s.dtype, "per": s.per} for s in self.states]
         found = {"dim": self.dim, "optimizer": self.optimizer, "states": states}
         if self.bias_correction != self.default_correction(self.optimizer):
@@ -73,9 +73,9 @@ class SegmentSchema:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """The shape of a table's rows in files. Rates, seeds and initializers are not part of it.
+    """The format of a table's rows in files; without rates, seeds and initializers.
 
-    `order` is the rule that a column of marks belongs to, as `order_rule` names it.
+    `order` is the rule of the column of marks, as `order_rule` names it; None without that column.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -90,7 +90,7 @@ class TableSchema:
 
     @staticmethod
     def of(config: TableConfig) -> TableSchema:
-        """The schema of a table's rows."""
+        """Returns the schema of a table's rows."""
         states: list[list[StateSchema]] = [[] for _ in config.segments]
         for place in RowLayout(config).places:
             state = place.state
@@ -105,11 +105,11 @@ class TableSchema:
 
     @property
     def dim(self) -> int:
-        """Columns of a row."""
+        """The number of columns of a row."""
         return sum(segment.dim for segment in self.segments)
 
     def columns(self) -> tuple[Column, ...]:
-        """The columns of a file, in order."""
+        """Returns the columns of a file, in order."""
         named = [Column(ID, "int64"), Column(TIME, "int64"), Column(ROW, "float32", self.dim)]
         for i, segment in enumerate(self.segments):
             for state in segment.states:
@@ -120,13 +120,13 @@ class TableSchema:
         return tuple(named)
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns a dict for JSON."""
         order = {} if self.order is None else {"order": self.order}
         return {"segments": [segment.to_dict() for segment in self.segments], **order}
 
 
 def state_column(segment: int, state: str) -> str:
-    """The column of a state.
+    """Returns the name of a state's column.
 
     >>> state_column(1, "m")
     'state_1_m'
@@ -135,19 +135,19 @@ def state_column(segment: int, state: str) -> str:
 
 
 def deletion_columns() -> tuple[Column, ...]:
-    """The columns of a file of deleted ids."""
+    """Returns the columns of a file of deleted ids."""
     return (Column(ID, "int64"),)
 
 
 def row_bytes(columns: Sequence[Column]) -> int:
-    """Bytes of one row in a file, without framing."""
+    """Returns the bytes of one row in a file, without framing."""
     return sum((8 if c.dtype == "int64" else 4) * (c.width or 1) for c in columns)
 
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "hedgerow checkpoint", 1
 DENSE = "hedgerow dense"
-"""The name, among the blobs, of a model's dense part: a file of the safetensors format."""
+"""The blob name of a model's dense part, which is a file in the safetensors format."""
 _DENSE_FOLDER = re.compile(r"dense-[0-9a-f]{12}\Z")
 _TAIL = ',\n "checksum": "{}"\n}}\n'
 _TAIL_BYTES = len(_TAIL.format("0" * 64))
@@ -155,7 +155,7 @@ _TAIL_BYTES = len(_TAIL.format("0" * 64))
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One Arrow file: `content` is "rows", or "deletions" in an increment."""
+    """One Arrow file. Its `content` is "rows", or "deletions" in an increment."""
 
     file: str
     table: str
@@ -168,7 +168,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class BlobEntry:
-    """One file of opaque bytes: the state of a filter, for example."""
+    """One file of arbitrary bytes, for example the state of a filter."""
 
     name: str
     file: str
@@ -178,12 +178,13 @@ class BlobEntry:
 
 @dataclass(frozen=True, slots=True)
 class SavedTableEntry:
-    """One table: its schema, its rows over all shards, its config, its owner rule.
+    """One table: its schema, its rows over all shards, its config and its routing rule.
 
-    The config is None where it cannot be written, because a rate is a function. `dist_type` is None
-    in old manifests, which have one rule for all tables. `dist_rows` and `dist_bounds` are `rows`
-    and `bounds` of the router. `also` are other names under which a load finds it. `slot_key` is
-    the one that the table had.
+    - `config` is None if it cannot be written because a rate is a function.
+    - `dist_type` is None in old manifests, which have one rule for all tables. `dist_rows` and
+      `dist_bounds` are `rows` and `bounds` of the router.
+    - `also` lists other names under which a load finds the table.
+    - `slot_key` is the slot key of the saved table.
     """
 
     schema: TableSchema
@@ -197,11 +198,11 @@ class SavedTableEntry:
     slot_key: int | None = None
 
     def columns(self, content: str) -> tuple[Column, ...]:
-        """The columns of its files of that content."""
+        """Returns the columns of the table's files with this content."""
         return deletion_columns() if content == "deletions" else self.schema.columns()
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns a dict for JSON."""
         rule = {
             "dist_type": self.dist_type,
             "dist_rows": self.dist_rows,
@@ -220,9 +221,9 @@ class SavedTableEntry:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Over how many shards the files are, and the owner rule of tables that name none.
+    """The number of shards of the files, and the routing rule of tables that name none.
 
-    An absent `dist_type` reads as roundrobin.
+    A missing `dist_type` in a file means roundrobin.
     """
 
     dist_type: str
@@ -232,11 +233,11 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointManifest:
-    """Everything about one checkpoint or increment but its rows.
+    """Everything about one checkpoint or increment except its rows.
 
-    `number` is 0 for a base and counts increments from 1; `parent` is the checksum of the manifest
-    before an increment, or of the one whose rows a compacted base repeats. `checksum` is that of
-    this manifest as it stands in its file.
+    `number` is 0 for a base, and counts increments from 1. `parent` is the checksum of the
+    preceding manifest; for a compacted base, it is that of the manifest whose rows it contains.
+    `checksum` is that of this manifest's own file.
     """
 
     routing: Routing
@@ -251,59 +252,59 @@ class CheckpointManifest:
 
     @property
     def kind(self) -> str:
-        """`base` or `increment`."""
+        """ "base" or "increment"."""
         return "increment" if self.number else "base"
 
     @property
     def rows(self) -> int:
-        """Rows of all tables."""
+        """The number of rows of all tables."""
         return sum(table.rows for table in self.tables.values())
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of all files but the manifest."""
+        """The bytes of all files except the manifest."""
         return sum(f.file_bytes for f in self.files) + sum(b.file_bytes for b in self.blobs)
 
     def saved_as(self) -> str:
-        """The checksum under which these rows were saved from tables: a compacted base repeats."""
+        """Returns the checksum of the manifest that first saved these rows; compacting keeps it."""
         return self.parent if self.kind == "base" and self.parent else self.checksum
 
     @property
     def dense(self) -> BlobEntry | None:
-        """The dense part of a model, if these are the rows of one."""
+        """The dense part of a model, if there is one."""
         return next((blob for blob in self.blobs if blob.name == DENSE), None)
 
     @property
     def dense_folder(self) -> str | None:
-        """The folder of the dense part as version 0.1 wrote it."""
+        """The folder of the dense part in the format of version 0.1, if there is one."""
         name = self.metadata.get("dense")
         if self.dense is None and isinstance(name, str) and _DENSE_FOLDER.match(name):
             return name
         return None
 
     def names(self) -> set[str]:
-        """The files it needs."""
+        """Returns the names of its files."""
         return {f.file for f in self.files} | {b.file for b in self.blobs}
 
     def keeps(self) -> set[str]:
-        """The files and folders that belong to it."""
+        """Returns the names of the files and folders that belong to it."""
         folder = self.dense_folder
         return self.names() | ({folder} if folder else set())
 
     def dist_type_of(self, table: str) -> str:
-        """The word for the owner rule of a table."""
+        """Returns the `dist_type` of a table."""
         entry = self.tables.get(table)
         return (
             self.routing.dist_type if entry is None else entry.dist_type or self.routing.dist_type
         )
 
     def dist_types(self) -> tuple[str, ...]:
-        """The rules of all tables, each once."""
+        """Returns the distinct `dist_type` values of all tables."""
         found = dict.fromkeys(self.dist_type_of(name) for name in self.tables)
         return tuple(found) or (self.routing.dist_type,)
 
     def router_of(self, table: str) -> Router | None:
-        """The owner function of a table's files; None where `continuous` came without rows."""
+        """Returns the router of a table's files; None for `continuous` without rows."""
         rule, shards, empty = (
             self.dist_type_of(table),
             self.routing.shards,
@@ -317,7 +318,7 @@ class CheckpointManifest:
         return Router(rule, shards, rows=rows, bounds=bounds, rank0_empty=empty)
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON, without the checksum."""
+        """Returns a dict for JSON, without the checksum."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -351,7 +352,7 @@ class CheckpointManifest:
         }
 
     def sealed(self) -> tuple[CheckpointManifest, bytes]:
-        """The manifest with its checksum, and the bytes of its file."""
+        """Returns the manifest with its checksum, and the bytes of its file."""
         try:
             text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -372,17 +373,17 @@ def _shown(value: object) -> str:
 
 
 def seal(text: str) -> bytes:
-    """A JSON object with its checksum as the last entry: the SHA-256 of all bytes before it."""
+    """Returns a JSON object's bytes; its last entry is the SHA-256 of all bytes before it."""
     body = text.removesuffix("}").rstrip().encode()
     return body + _TAIL.format(hashlib.sha256(body).hexdigest()).encode()
 
 
 def checksum_of(data: bytes) -> str:
-    """The checksum that the end of a manifest states."""
+    """Returns the checksum at the end of a manifest."""
     return data[-_TAIL_BYTES:].decode(errors="replace").split('"')[3]
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether not one byte has changed since `seal`."""
+    """Returns whether no byte has changed since `seal`."""
     body = data[:-_TAIL_BYTES]
     return data[len(body) :] == _TAIL.format(hashlib.sha256(body).hexdigest()).encode()

@@ -1,4 +1,4 @@
-"""Reads a manifest and believes nothing: every field is checked and named when it is wrong."""
+"""Reads a manifest from an untrusted source: every field is checked, and errors name the field."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .manifest import (
     is_sealed,
 )
 
-_LARGEST_BYTES = 2**28  # a manifest of a million files has about that
+_LARGEST_BYTES = 2**28  # about the size of a manifest with a million files
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def read_manifest(folder: Path) -> CheckpointManifest:
-    """The manifest of the checkpoint in `folder`."""
+    """Returns the manifest of the checkpoint in `folder`."""
     path = folder / MANIFEST
     if not has_manifest(folder):
         raise CheckpointMissingError(
@@ -46,19 +46,19 @@ def read_manifest(folder: Path) -> CheckpointManifest:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether something stands where a complete checkpoint has its manifest."""
+    """Returns whether anything exists at the path of the folder's manifest."""
     path = folder / MANIFEST
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except (OSError, ValueError) as error:  # a name too long, or with a NUL
+    except (OSError, ValueError) as error:  # a name that is too long or contains NUL
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
     return True
 
 
 def parse_manifest(data: bytes, path: Path) -> CheckpointManifest:
-    """The manifest in `data`, which came from `path`."""
+    """Returns the manifest in `data`, which was read from `path`."""
     if len(data) > _LARGEST_BYTES:
         raise CheckpointError(f"{path} has more than {_LARGEST_BYTES} bytes; no manifest has.")
     if not is_sealed(data):
@@ -70,12 +70,12 @@ def parse_manifest(data: bytes, path: Path) -> CheckpointManifest:
 
 
 def read_schema(where: Path, at: str, value: object) -> TableSchema:
-    """The schema of a table; errors name `where` and `at`."""
+    """Returns the schema of a table; errors name `where` and `at`."""
     return _ManifestReader(where, "").schema(at, value)
 
 
 def plain_json(data: bytes, where: object) -> Any:
-    """A JSON document that another may have chosen."""
+    """Parses a JSON document from an untrusted source."""
     try:
         return json.loads(data, object_pairs_hook=_unique, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
@@ -94,7 +94,7 @@ def _constant(text: str) -> NoReturn:
 
 
 class _ManifestReader:
-    """Checks one document; `at` is the way to a value, for messages."""
+    """Checks one document. `at` is the path of a value inside it, for error messages."""
 
     def __init__(self, path: Path, checksum: str) -> None:
         self.path, self.checksum = path, checksum
@@ -142,7 +142,7 @@ class _ManifestReader:
         return tuple(read(f"{at}[{i}]", item) for i, item in enumerate(value))
 
     def manifest(self, values: object) -> CheckpointManifest:
-        if isinstance(values, dict):  # first, so that a newer format is called that
+        if isinstance(values, dict):  # first, so that a newer format is reported as such
             self.one_of("format", values.get("format"), [FORMAT])
             if type(values.get("version")) is not int or values["version"] != VERSION:
                 self.fail("version", values.get("version"), f"this release reads {VERSION}")
@@ -217,7 +217,7 @@ class _ManifestReader:
     def rule(
         self, at: str, entry: Mapping[str, Any]
     ) -> tuple[str | None, int | None, tuple[int, ...] | None]:
-        """The owner rule that a table names, if it does."""
+        """Returns the routing rule that a table names; None for fields that it leaves out."""
         rule, rows, bounds = (entry.get(f"dist_{name}") for name in ("type", "rows", "bounds"))
         if "dist_type" in entry:
             self.one_of(f"{at}.dist_type", rule, SUPPORTED_DIST_TYPES)
@@ -228,7 +228,7 @@ class _ManifestReader:
         return rule, rows, bounds
 
     def slot_key(self, at: str, entry: Mapping[str, Any]) -> int | None:
-        """That of a table; releases before it had none."""
+        """Returns the slot key of a table; old releases saved none."""
         if "slot_key" not in entry:
             return None
         return self.count(at, entry["slot_key"], most=2**64 - 1)
@@ -284,7 +284,7 @@ class _ManifestReader:
         )
 
     def consistent(self, found: CheckpointManifest) -> None:
-        """Files, tables, shards and counts say the same."""
+        """Raises if files, tables, shards and counts contradict each other."""
         if len(found.names()) != len(found.files) + len(found.blobs):
             self.fail("files", sorted(found.names()), "a file stands twice")
         if MANIFEST in found.names():
@@ -316,7 +316,7 @@ class _ManifestReader:
                     self.fail(at, stated, f"its files hold {sums[name, content]}")
 
     def complete(self, found: CheckpointManifest, name: str, shards: list[int]) -> None:
-        """A base has one file of rows for every shard; an increment at most one."""
+        """Raises unless a base has one file of rows per shard, or an increment at most one."""
         if len(set(shards)) != len(shards):
             self.fail(f"files of table {name!r}", shards, "a shard stands twice")
         if found.kind == "base" and len(shards) != found.routing.shards:

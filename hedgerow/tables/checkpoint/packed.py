@@ -1,4 +1,4 @@
-"""All rows of some tables as one tensor of bytes: what a `state_dict` carries of them."""
+"""All rows of some tables as one tensor of bytes, for a `state_dict`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .shard_file import RowsWriter, read_rows
 
 _MAGIC = b"hedgerow rows 1\n"
 _SHA_BYTES, _LENGTH_BYTES = 32, 8
-_AFTER = len(_MAGIC) + _SHA_BYTES  # what the checksum is of begins here
+_AFTER = len(_MAGIC) + _SHA_BYTES  # the checksum covers all bytes from here on
 _START = _AFTER + _LENGTH_BYTES
 
 
 class _Bytes:
-    """Memory that grows with what is written into it; what Arrow writes into. Single-owner."""
+    """Growing memory with the file methods that Arrow writes to. Single-owner."""
 
     closed = False
 
@@ -52,10 +52,10 @@ class _Bytes:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: no data is buffered."""
 
     def sealed(self, head: bytes) -> Int8[Tensor, "bytes"]:
-        """All of it, the head behind, with a checksum of both in front; nothing more is written."""
+        """Appends the head and returns all bytes behind a checksum; writing then has ended."""
         self.write(head)
         self._bytes.resize(self.size, refcheck=False)  # no view of it is left
         length = len(head).to_bytes(_LENGTH_BYTES, "little")
@@ -68,9 +68,9 @@ class _Bytes:
 def pack_rows(
     tables: Mapping[str, LocalTable], about: Mapping[str, Any], *, most_bytes: int
 ) -> Int8[Tensor, "bytes"]:
-    """The rows of all tables and the counts of their filters, as they are at one instant.
+    """Returns the rows of all tables and the counts of their filters, at one instant.
 
-    What would need more than `most_bytes` is refused before a row is read.
+    Raises before it reads a row if the result would need more than `most_bytes`.
 
     >>> import hedgerow as hr
     >>> config = hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),))
@@ -136,7 +136,7 @@ class _PackedTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRows:
-    """What `pack_rows` gave, read and checked; no row is in a table yet."""
+    """The contents of packed rows, read and checked, but not yet in any table."""
 
     about: Mapping[str, Any]
     parts: tuple[_PackedTable, ...]
@@ -144,7 +144,7 @@ class PackedRows:
 
     @staticmethod
     def of(packed: object, where: str = "the rows") -> PackedRows:
-        """Reads the head; `where` is what errors call it."""
+        """Reads packed rows; `where` names them in errors."""
         if not _is_bytes(packed):
             kind = f"{packed.dtype}, {tuple(packed.shape)}" if isinstance(packed, Tensor) else ""
             raise CheckpointError(
@@ -169,16 +169,17 @@ class PackedRows:
             raise CheckpointError(f"the head of {where} is damaged: {error!r}.") from error
 
     def differing(self, tables: Mapping[str, LocalTable]) -> tuple[list[str], list[str]]:
-        """Tables whose rows are not here, and those of which there are rows but no table."""
+        """Returns the tables without packed rows, and the packed names without a table."""
         found = {name: self._part(name, table) for name, table in tables.items()}
         used = {part.name for part in found.values() if part is not None}
         missing = [name for name, part in found.items() if part is None]
         return missing, [part.name for part in self.parts if part.name not in used]
 
     def restore(self, tables: Mapping[str, LocalTable], *, strict: bool = True) -> None:
-        """Rows and filters take the place of those of the tables: all of them, or none.
+        """Replaces the rows and filters of the tables, either all or none.
 
-        With `strict` both have the same tables; without it, others stay as they are.
+        With `strict`, both sides must have the same tables. Otherwise, tables without packed rows
+        stay unchanged.
         """
         if strict:
             _check_same(*self.differing(tables))
@@ -194,7 +195,7 @@ class PackedRows:
             staged.clear()
 
     def _part(self, name: str, table: LocalTable) -> _PackedTable | None:
-        """The rows of a table: under its name, or under another name that it goes by."""
+        """Returns the rows of a table, saved under its name or under one of its other names."""
         mine = {name, *table.config.also}
         for names in ({name}, mine):
             for part in self.parts:
@@ -252,7 +253,7 @@ def _check_same(missing: list[str], extra: list[str]) -> None:
 
 
 def _filled(table: LocalTable, part: _PackedTable, order: EvictionOrderState | None) -> LocalTable:
-    """An empty table beside, with the rows of a part."""
+    """Returns an empty table of the same kind, filled with the rows of a part."""
     import pyarrow as pa
 
     where = f"the rows of table {part.name!r} in a state dict"
@@ -266,7 +267,7 @@ def _filled(table: LocalTable, part: _PackedTable, order: EvictionOrderState | N
             done = staged.restore(fit.entries(rows))
             if done.refused or done.dropped:
                 raise CheckpointError(f"{where} hold values that no row may have.")
-    except InputError as error:  # a time below 0, a value that is not finite
+    except InputError as error:  # a time below 0, or a value that is not finite
         raise CheckpointError(f"{where}: {error}") from error
     if staged.size() != part.rows and not table.config.skip_zero_embedding:
         raise CheckpointError(f"{where} have an id twice.")

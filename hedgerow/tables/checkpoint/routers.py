@@ -1,4 +1,4 @@
-"""The owner functions of a save or a load, and whether rows may change their owner rule."""
+"""The routers of a save or a load, and whether rows may move to another routing rule."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ...routing.router import Router
 from .manifest import CheckpointManifest
 
 Routers = Router | Mapping[str, Router]
-"""One rule for all tables, or one for each by name."""
+"""One router for all tables, or one per table name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRouters:
-    """The router of each table; `default` is what a manifest calls the rule of the others."""
+    """The router of each table; a manifest records `default` as the rule of all other tables."""
 
     default: Router
     by_name: Mapping[str, Router]
 
     @staticmethod
     def of(given: Routers, names: Iterable[str]) -> TableRouters:
-        """One for every name. A mapping may know more tables than are asked for.
+        """Returns one router per name. A mapping may contain more tables than needed.
 
         >>> rules = {"item": Router("roundrobin", 2), "user": Router("continuous", 2, rows=9)}
         >>> TableRouters.of(rules, ["user"]).by_name["user"].rows
@@ -53,7 +53,7 @@ def _one(given: Mapping[str, Router], name: str) -> Router:
 
 
 def check_same_shards(name: str, router: Router, shards: int, rank0_empty: bool) -> None:
-    """The router fits files over so many shards."""
+    """Raises if the router does not have the shards of the checkpoint's files."""
     if (router.shards, router.rank0_empty) != (shards, rank0_empty):
         raise InputError(
             f"the router of table {name!r} has {router.shards} shards (rank0_empty="
@@ -63,7 +63,7 @@ def check_same_shards(name: str, router: Router, shards: int, rank0_empty: bool)
 
 
 def check_routing(saved: str, runtime: str, *, reroute: bool, what: str = "the tables") -> bool:
-    """Whether rows change their rule; raises where that was not asked for.
+    """Returns whether the rule changes; raises if it changes without `reroute`.
 
     >>> check_routing("roundrobin", "hash_roundrobin", reroute=True)
     True
@@ -79,7 +79,7 @@ def check_routing(saved: str, runtime: str, *, reroute: bool, what: str = "the t
 def check_rules(
     manifest: CheckpointManifest, routers: Mapping[str, Router], *, reroute: bool
 ) -> None:
-    """Every table that both have goes by the rule of its files, or `reroute` is set."""
+    """Raises if a table's rule differs from the rule of its files, unless `reroute` is set."""
     for name, router in routers.items():
         if name in manifest.tables:
             saved, what = manifest.dist_type_of(name), f"table {name!r} is"

@@ -1,4 +1,4 @@
-"""Saves tables as of one instant: during the call, or in the background while training goes on."""
+"""Saves tables as of one instant: during the call, or in the background during training."""
 
 from __future__ import annotations
 
@@ -69,30 +69,30 @@ class Saveable(Protocol):
     config: TableConfig
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices."""
+        """Yields all rows, in slices."""
         ...
 
     def size(self) -> int:
-        """Rows."""
+        """Returns the number of rows."""
         ...
 
     def max_ts(self) -> int:
-        """The newest time."""
+        """Returns the largest `ts` of all writes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeldTable:
-    """The rows of a table as they were, those left out that had expired by its rule."""
+    """The rows of a table at one instant, and the rule by which they expire."""
 
     rows: TableSnapshot | Saveable
     size: int
     newest_s: int
     rule: Ttl | None
-    slot_key: int | None = None  # of a table of this process
+    slot_key: int | None = None  # None unless the table is in this process
 
     def keep(self, ids: Int64[Tensor, "n"], ts: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Which rows have not expired at the newest time."""
+        """Returns which rows have not expired at the newest time."""
         return ~expired(ids, ts, self.newest_s, self.rule)
 
 
@@ -110,10 +110,11 @@ def hold_tables(
     at_instant: Callable[[dict[str, HeldTable]], None],
     place: BlobShard = ALONE,
 ) -> HeldTables:
-    """Holds the tables as they are now until `held` is closed; training goes on.
+    """Holds the rows of tables as they are now until `held` is closed; training continues.
 
-    Writers of other threads wait while the snapshots are opened, filters copied and `at_instant`
-    runs, so that all are of one instant. Tables that give no snapshots are read as they will be.
+    Writers on other threads wait while the snapshots are opened, filters are copied and
+    `at_instant` runs, so that all are of one instant. Tables without snapshots are read later, as
+    they are then.
     """
     found: dict[str, HeldTable] = {}
     snapshots: list[TableSnapshot] = []
@@ -138,7 +139,7 @@ def hold_tables(
 
 
 class ChangedKeys:
-    """One consumer of all changes of some tables. Single-owner."""
+    """The change feeds of some tables for one consumer of all changes. Single-owner."""
 
     def __init__(self, tables: Mapping[str, object], consumer: str) -> None:
         self._consumer = consumer
@@ -167,7 +168,7 @@ class ChangedKeys:
         return known
 
     def take(self) -> None:
-        """Takes the keys of all tables off their consumers; no other save may do so meanwhile."""
+        """Takes the keys of all tables from their feeds; raises if another save is doing so."""
         for name, source in self._sources.items():
             if not source.delivering.acquire(blocking=False):
                 raise CheckpointError(
@@ -178,7 +179,7 @@ class ChangedKeys:
             self._taken[name] = source.take()
 
     def since(self, checksum: str, folder: Path) -> dict[str, Int64[Tensor, "n"]]:
-        """What was taken, if that is all that changed since the checkpoint with this checksum."""
+        """Returns the taken keys; raises unless they are all changes since this checkpoint."""
         for name in self._sources:
             if self._since[name] != checksum:
                 raise CheckpointError(
@@ -195,14 +196,14 @@ class ChangedKeys:
         return {name: taken.ids.cpu() for name, taken in self._taken.items()}
 
     def settle(self, checksum: str) -> None:
-        """The keys were saved: what changes from now on belongs behind this checkpoint."""
+        """Records that the keys were saved; later changes belong to the next increment."""
         for source in self._sources.values():
             source.since = checksum
         self._opened.clear()
         self._release()
 
     def give_back(self) -> None:
-        """The keys were not saved. A consumer that this save opened is closed."""
+        """Gives the keys back, as they were not saved; closes feeds that this save opened."""
         for name, taken in self._taken.items():
             self._sources[name].give_back(taken)
         self._release()
@@ -216,7 +217,7 @@ class ChangedKeys:
 
 
 Keep = Callable[[Int64[Tensor, "n"], Int64[Tensor, "n"]], Bool[Tensor, "n"]]
-"""Of ids and their times: which rows to save. The others have expired."""
+"""Maps ids and their times to a mask of the rows to save; the other rows have expired."""
 
 
 def save_tables(
@@ -232,14 +233,14 @@ def save_tables(
     overwrite: bool = False,
     report: Report | None = None,
 ) -> CheckpointManifest:
-    """Saves all tables into the folder `path`, complete or not at all.
+    """Saves all tables into the folder `path`, completely or not at all.
 
-    Rows lie in one file for every table and shard of `router` (hash_roundrobin over 1 if None; or
-    one for each table by name), with their global ids, and the counts of admission filters beside
-    them: all of one instant. Rows that have expired under a table's `Ttl` at its newest time are
-    left out, or what `keep` leaves out. `blobs` are named bytes of the caller's. With a `consumer`
-    of touched keys, later increments need not be told what changed. A complete checkpoint is
-    replaced only with `overwrite`, and counts until the new one is whole.
+    Each table has one file per shard of `router`, with global ids. `router` may be one for all
+    tables or one per name; None is hash_roundrobin over 1 shard. The counts of admission filters
+    are saved too, and all is of one instant. Rows that have expired under a table's `Ttl` at its
+    newest time are left out; `keep` replaces that rule. `blobs` are named bytes of the caller. A
+    `consumer` of touched keys collects what later increments need. A complete checkpoint in `path`
+    is replaced only with `overwrite`, and remains the checkpoint until the new one is complete.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -264,7 +265,7 @@ def save_tables_async(
     consumer: str | None = None,
     overwrite: bool = False,
 ) -> SaveHandle:
-    """As `save_tables`, in threads of low priority: the state when this returns, beside training.
+    """Saves as `save_tables`, in threads of low priority, the state at the time of this call.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -284,7 +285,7 @@ def save_model(
     header: Header,
     overwrite: bool,
 ) -> CheckpointManifest:
-    """As `save_tables`, with the dense part of a model that the header has."""
+    """Saves as `save_tables`, with the dense part of a model that is in the header."""
     return _SaveJob(tables, folder, router, header, None, None, overwrite, None).run()
 
 
@@ -301,7 +302,7 @@ def start_saving_model(
 
 
 class SaveHandle:
-    """A save that is under way. Safe from many threads."""
+    """A running save. Safe from many threads."""
 
     def __init__(self, job: _SaveJob) -> None:
         self._job = job
@@ -318,25 +319,25 @@ class SaveHandle:
         try:
             lower_priority()
             self._manifest = self._job.run(background_threads(THREADS))
-        except BaseException as error:  # it belongs to whoever waits; perhaps nobody does
+        except BaseException as error:  # raised by wait(), if it is called
             self._error = error
             if not isinstance(error, SaveCancelledError):
                 logging.getLogger("hedgerow").warning("a save failed: %s", error)
 
     def progress(self) -> CheckpointProgress:
-        """Rows and bytes so far."""
+        """Returns the rows and bytes written so far."""
         return self._job.meter.progress()
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Returns whether it has ended, successfully or not."""
         return not self._thread.is_alive()
 
     def cancel(self) -> None:
-        """Asks it to stop; `wait` then raises `SaveCancelledError`, unless it was done already."""
+        """Cancels the save; `wait` then raises `SaveCancelledError` unless it was complete."""
         self._job.meter.cancel()
 
     def wait(self, timeout_s: float | None = None) -> CheckpointManifest:
-        """The manifest, once all is on the disk; raises what went wrong."""
+        """Waits until the save is on the disk; returns the manifest, or raises the save's error."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"the save is not done after {timeout_s} s; {self.progress()}.")
@@ -348,7 +349,7 @@ class SaveHandle:
 
 
 class _SaveJob:
-    """One save: rows are frozen and the folder is held when it is made. Runs once."""
+    """One save. The constructor freezes the rows and locks the folder. Runs once."""
 
     def __init__(
         self,
@@ -384,7 +385,7 @@ class _SaveJob:
             raise
 
     def run(self, threads: int = THREADS) -> CheckpointManifest:
-        """Writes, and cleans up what is no longer needed."""
+        """Writes the checkpoint, then removes files that are no longer needed."""
         try:
             clean_before(self._folder, self._old)
             manifest = write_checkpoint(
@@ -401,7 +402,7 @@ class _SaveJob:
             self.close()
 
     def close(self) -> None:
-        """Lets rows and folder go."""
+        """Releases the rows and the folder."""
         self._held.close()
 
     def _take_changes(self) -> None:
@@ -412,12 +413,12 @@ class _SaveJob:
         if self._changes is not None:
             self._changes.give_back()
         if self._made:
-            remove_empty(self._folder)  # while it is still held
+            remove_empty(self._folder)  # while it is still locked
         self.close()
 
 
 def table_source(config: TableConfig, frozen: HeldTable, keep: Keep | None) -> TableSource:
-    """The rows of a table, as the writer takes them."""
+    """Returns the rows of a table in the form that the writer takes."""
     wanted = frozen.keep if keep is None and frozen.rule is not None else keep
 
     def rows() -> Iterator[SavedRows]:
@@ -436,7 +437,7 @@ def table_source(config: TableConfig, frozen: HeldTable, keep: Keep | None) -> T
 
 
 def rows_of(entries: Entries) -> SavedRows:
-    """Entries as named columns, without a copy."""
+    """Returns entries as named columns, without a copy."""
     columns: dict[str, np.ndarray] = {
         ID: entries.ids.numpy(),
         TIME: entries.ts.numpy(),
@@ -450,14 +451,14 @@ def rows_of(entries: Entries) -> SavedRows:
 
 
 def kept(keep: Keep, entries: Entries) -> np.ndarray:
-    """Which rows `keep` wants."""
+    """Returns a mask of the rows that `keep` keeps."""
     mask = keep(entries.ids, entries.ts)
     checks.tensor("what keep returned", mask, torch.bool, (len(entries),))
     return mask.numpy()
 
 
 def plain_config(config: TableConfig) -> dict[str, Any] | None:
-    """The config as a dict, or None where a rate is a function, which no file can hold."""
+    """Returns the config as a dict; None if a rate is a function, which no file can hold."""
     try:
         return config.to_dict()
     except ConfigError:
@@ -465,7 +466,7 @@ def plain_config(config: TableConfig) -> dict[str, Any] | None:
 
 
 def by_name(tables: Iterable[Saveable]) -> dict[str, Saveable]:
-    """Tables by name; two of one name are refused."""
+    """Returns tables by name; raises if two have the same name."""
     listed: Sequence[Saveable] = list(tables)
     named = {table.config.name: table for table in listed}
     if len(named) != len(listed):
@@ -478,7 +479,7 @@ def by_name(tables: Iterable[Saveable]) -> dict[str, Saveable]:
 def checked_header(
     step: int, metadata: Mapping[str, Any] | None, blobs: Mapping[str, bytes] | None
 ) -> Header:
-    """What a manifest says beside its tables, checked."""
+    """Returns the checked header of a manifest: step, metadata and blobs."""
     for name, data in (blobs or {}).items():
         if not isinstance(name, str) or not name or not isinstance(data, bytes):
             raise DtypeError(
@@ -495,7 +496,7 @@ def checked_header(
 
 
 def complete_there(folder: Path, overwrite: bool) -> CheckpointManifest | None:
-    """The checkpoint that would be replaced, if it can be read."""
+    """Returns the checkpoint that would be replaced; None if there is none or it cannot be read."""
     if not has_manifest(folder):
         return None
     if not overwrite:
@@ -505,11 +506,11 @@ def complete_there(folder: Path, overwrite: bool) -> CheckpointManifest | None:
     try:
         return read_manifest(folder)
     except CheckpointError:
-        return None  # damaged: its files stay until the new one is whole
+        return None  # damaged: its files stay until the new one is complete
 
 
 def clean_before(folder: Path, old: CheckpointManifest | None) -> None:
-    """Removes what stopped saves left; what an unreadable manifest may need stays."""
+    """Removes what interrupted saves left, except files that an unreadable manifest may need."""
     try:
         if old is not None or not has_manifest(folder):
             clean_folder(folder, old.keeps() if old else set())
@@ -535,6 +536,6 @@ def clean_after(folder: Path, new: CheckpointManifest) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Removes a folder that a save made, and in which it left nothing."""
+    """Removes a folder that a save made and left empty."""
     if folder.exists() and not any(folder.iterdir()):
         folder.rmdir()

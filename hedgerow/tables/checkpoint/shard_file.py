@@ -1,4 +1,4 @@
-"""One Arrow IPC file: rows in batches, written as they come, read through a memory map."""
+"""One Arrow IPC file with rows in batches; it is written batch by batch and read by memory map."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...core.errors import CheckpointError
 from .files import HashedFile, check_plain
 from .manifest import ID, Column
 
-# Types of Arrow, which loads only when files are written or read.
+# Arrow's types; Arrow is loaded only when files are written or read.
 ArrowArray = ArrowBatch = ArrowSchema = ArrowType = Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedRows:
-    """Some rows of one table: an array a column, [n] or [n, width], all of the same length."""
+    """Rows of one table: one array per column, [n] or [n, width], all with the same n."""
 
     columns: Mapping[str, np.ndarray]
 
@@ -32,12 +32,12 @@ class SavedRows:
         return len(self.ids)
 
     def take(self, which: np.ndarray | slice) -> SavedRows:
-        """The rows at these places, or where a mask is True."""
+        """Returns the rows at these positions, or where a mask is True."""
         return SavedRows({name: column[which] for name, column in self.columns.items()})
 
 
 def arrow_schema(columns: Sequence[Column]) -> ArrowSchema:
-    """The Arrow schema of these columns; nothing may be null."""
+    """Returns the Arrow schema of these columns; no value may be null."""
     import pyarrow as pa
 
     def type_of(column: Column) -> ArrowType:
@@ -50,7 +50,7 @@ def arrow_schema(columns: Sequence[Column]) -> ArrowSchema:
 
 
 class RowsWriter:
-    """Writes rows as an Arrow file into anything with `write`, batch after batch. Single-owner."""
+    """Writes rows as an Arrow file to any object with `write`, batch by batch. Single-owner."""
 
     def __init__(self, out: Any, columns: Sequence[Column]) -> None:
         import pyarrow as pa
@@ -75,7 +75,7 @@ class RowsWriter:
 
 
 class ShardWriter:
-    """Writes one file, batch after batch; `behind` as in `HashedFile`. Single-owner."""
+    """Writes one file, batch by batch; `behind` is that of `HashedFile`. Single-owner."""
 
     def __init__(self, path: Path, columns: Sequence[Column], *, behind: bool = False) -> None:
         self.rows = 0
@@ -90,7 +90,7 @@ class ShardWriter:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes written so far."""
+        """The bytes written so far."""
         return self._file.file_bytes
 
     def write(self, rows: SavedRows) -> None:
@@ -104,12 +104,12 @@ class ShardWriter:
         self.sha256 = self._file.publish()
 
     def abandon(self) -> None:
-        """Stops; the file stays unfinished."""
+        """Stops writing; the file stays incomplete."""
         self._file.close()
 
 
 def _arrow_array(values: np.ndarray, kind: ArrowType) -> ArrowArray:
-    """The same memory as an Arrow array."""
+    """Returns an Arrow array on the same memory."""
     import pyarrow as pa
 
     flat = values.reshape(-1)
@@ -120,7 +120,10 @@ def _arrow_array(values: np.ndarray, kind: ArrowType) -> ArrowArray:
 
 
 def read_shard(path: Path, columns: Sequence[Column], rows: int) -> Iterator[SavedRows]:
-    """The batches of a file whose checksum was proved; its schema and rows are proved here."""
+    """Yields the batches of a file; checks its schema and rows.
+
+    The caller has checked the checksum.
+    """
     import pyarrow as pa
 
     check_plain(path)
@@ -136,7 +139,7 @@ def read_shard(path: Path, columns: Sequence[Column], rows: int) -> Iterator[Sav
 def read_rows(
     source: Any, where: object, columns: Sequence[Column], rows: int
 ) -> Iterator[SavedRows]:
-    """The batches of an Arrow file in memory; `where` is what errors call it."""
+    """Yields the batches of an Arrow file in memory; errors call it `where`."""
     import pyarrow as pa
 
     try:
@@ -161,7 +164,7 @@ def read_rows(
 
 
 def _rows(where: object, batch: ArrowBatch, columns: Sequence[Column]) -> SavedRows:
-    """Copies, so that rows outlive the map and torch may write into them."""
+    """Copies a batch, so that its rows outlive the memory map and can be written to."""
     arrays = {}
     for i, column in enumerate(columns):
         array: Any = batch.column(i)
@@ -174,7 +177,7 @@ def _rows(where: object, batch: ArrowBatch, columns: Sequence[Column]) -> SavedR
 
 
 def _values(plain: ArrowArray, dtype: str) -> np.ndarray:
-    """A copy of plain numbers; Arrow's own `to_numpy` would load pandas, which takes a second."""
+    """Returns a copy of plain numbers. Arrow's `to_numpy` would load pandas, in a second."""
     if not len(plain):
         return np.empty(0, dtype)
     offset_bytes = plain.offset * np.dtype(dtype).itemsize

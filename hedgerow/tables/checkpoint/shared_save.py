@@ -1,4 +1,4 @@
-"""One shard's part of a save into a folder that all shards share; shard 0 makes it complete."""
+"""One shard's part of a save into a folder that all shards share; shard 0 completes the save."""
 
 from __future__ import annotations
 
@@ -47,11 +47,13 @@ def _nothing_beside() -> Iterator[Mapping[str, bytes]]:
 
 
 class SharedSave:
-    """What one shard does, in this order; the caller lets no shard go on before all are there.
+    """The steps of one shard. The caller lets all shards finish a step before the next one starts.
 
-    `open`: shard 0 holds the folder and makes the save's mark. `write`: every shard writes its
-    files, which count for nothing yet. `finish`: shard 0 writes the manifest. `close` in the end,
-    and `abandon` before it on every shard if one of them failed.
+    - `open`: shard 0 locks the folder and makes the mark of the save.
+    - `write`: every shard writes its files, which are not part of a checkpoint yet.
+    - `finish`: shard 0 writes the manifest, which completes the save.
+    - `abandon`: every shard removes its files, if one shard failed.
+    - `close`: always last.
     """
 
     def __init__(
@@ -74,18 +76,18 @@ class SharedSave:
 
     @property
     def folder(self) -> Path:
-        """Where it saves."""
+        """The folder of the save."""
         return self._folder
 
     def open(self) -> str:
-        """Holds the folder against other saves and cleans it; the mark of this save."""
+        """Locks the folder against other saves and cleans it; returns the mark of this save."""
         self._made = self._held.enter_context(sole_writer(self._folder, make=True))
         old = complete_there(self._folder, self._overwrite)
         clean_before(self._folder, old)
         return new_mark()
 
     def newest_s(self) -> dict[str, int]:
-        """The newest time of each table of this shard."""
+        """Returns the largest `ts` of each table of this shard."""
         return {name: table.max_ts() for name, table in self._tables.items()}
 
     def write(
@@ -95,11 +97,11 @@ class SharedSave:
         instant: Callable[[], AbstractContextManager[Mapping[str, bytes]]] = _nothing_beside,
         dense: Dense | None = None,
     ) -> WrittenFiles:
-        """The files of this shard; rows that have expired at the newest time are left out.
+        """Writes the files of this shard, without the rows that have expired at `newest_s`.
 
-        `instant` is entered while the rows are frozen and gives named bytes of the same moment,
-        which are saved beside them. What fails leaves its files to `abandon`: the others still
-        write theirs. `dense` is the dense part of a model, which one of the shards writes.
+        `instant` is entered while the rows are frozen. It gives named bytes of the same moment,
+        which are saved with the rows. If this raises, `abandon` removes the files; other shards
+        still write theirs. `dense` is the dense part of a model, which one of the shards writes.
         """
         needed = 0
         try:
@@ -132,7 +134,7 @@ class SharedSave:
     def finish(
         self, mark: str, written: Sequence[WrittenFiles], header: Header
     ) -> CheckpointManifest:
-        """The manifest over the files of all shards; then what it replaces goes."""
+        """Writes the manifest for the files of all shards, then removes the files it replaces."""
         files = sorted(
             (file for one in written for file in one.files), key=lambda f: (f.table, f.shard)
         )
@@ -158,8 +160,8 @@ class SharedSave:
             remove_remains(self._folder, mark, owner=self._place.shard == 0)
 
     def close(self) -> None:
-        """Lets the folder go; one that this save made and left empty, too."""
+        """Unlocks the folder; removes it if this save made it and left it empty."""
         if self._made:
-            remove_empty(self._folder)  # while it is still held
+            remove_empty(self._folder)  # while it is still locked
         self._made = False
         self._held.close()

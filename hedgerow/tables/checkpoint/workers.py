@@ -1,4 +1,4 @@
-"""The threads of a save or a load, their priority, and how much of the work is done."""
+"""The threads of a save or a load, their priority, and the progress of the work."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class Workers:
-    """A few threads that run tasks in order; leaving the `with` waits for all of them.
+    """A few threads that run tasks in order; leaving the `with` block waits for all tasks.
 
-    With 0 threads a task runs at once, in the thread that submits it.
-    An executor of the standard library takes no tasks once the main thread has ended; a save that
-    was started before must still be able to finish.
+    With 0 threads, a task runs immediately in the thread that submits it. The standard library's
+    executors accept no tasks after the main thread has ended, but a save that was started before
+    must still finish.
 
     >>> with Workers(2) as workers:
     ...     workers.map(abs, [-1, -2])
@@ -62,7 +62,7 @@ class Workers:
         return future
 
     def map(self, function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-        """The results for all items, in their order; the first error is raised."""
+        """Returns the results for all items, in order; raises the first error."""
         futures = [self.submit(function, item) for item in items]
         return [future.result() for future in futures]
 
@@ -72,7 +72,7 @@ class Workers:
 
 
 def in_background(function: Callable[..., T], *values: Any) -> Future[T]:
-    """Runs a function in a thread of its own.
+    """Runs a function in a new thread.
 
     >>> in_background(abs, -1).result()
     1
@@ -85,17 +85,17 @@ def in_background(function: Callable[..., T], *values: Any) -> Future[T]:
 def _run(future: Future[Any], function: Callable[..., Any], values: tuple[Any, ...]) -> None:
     try:
         future.set_result(function(*values))
-    except BaseException as error:  # it belongs to whoever asks for the result
+    except BaseException as error:  # raised by Future.result()
         future.set_exception(error)
 
 
-_NICE = 19  # next to nothing of a processor that training wants too; all of one it does not want
+_NICE = 19  # the process takes little CPU time that training wants, but all that is idle
 
 
 def lower_priority() -> None:
-    """Lowers the priority of this thread, and of the threads it will start, for good.
+    """Lowers the priority of this thread and of the threads it starts, permanently.
 
-    Only Linux knows priorities of threads; elsewhere nothing happens.
+    Only Linux has priorities per thread; on other systems this does nothing.
     """
     if sys.platform == "linux":
         thread = threading.get_native_id()
@@ -104,10 +104,10 @@ def lower_priority() -> None:
 
 
 def background_threads(most: int) -> int:
-    """Threads for a save beside training: a quarter of those of the tables.
+    """Returns the number of threads for a save during training: a quarter of the table threads.
 
-    Where that is none, the save runs in its own thread alone: each thread more, whatever its
-    priority, makes training wait for a turn of the scheduler more often.
+    If that is 0, the save runs in its own thread only: each further thread, at any priority, makes
+    training wait more often for the scheduler.
     """
     return min(most, native.threads() // 4)
 
@@ -117,7 +117,7 @@ Report = Callable[["CheckpointProgress"], None]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProgress:
-    """What has been done; `rows_total` is what was there at the start."""
+    """The progress of a save or load; `rows_total` is the number of rows at the start."""
 
     rows: int
     file_bytes: int
@@ -125,7 +125,7 @@ class CheckpointProgress:
 
 
 class Meter:
-    """Counts from many threads, under its own lock."""
+    """Counts work from many threads. It owns a lock."""
 
     def __init__(self, rows_total: int = 0, report: Report | None = None) -> None:
         self._lock = threading.Lock()
@@ -134,7 +134,7 @@ class Meter:
         self._cancelled = threading.Event()
 
     def add(self, rows: int, file_bytes: int) -> None:
-        """Counts what was done; raises if the work shall stop."""
+        """Adds to the counters; raises if the work was cancelled."""
         with self._lock:
             self._rows += rows
             self._bytes += file_bytes
@@ -144,15 +144,15 @@ class Meter:
         self.go_on()
 
     def go_on(self) -> None:
-        """Raises if the work shall stop."""
+        """Raises if the work was cancelled."""
         if self._cancelled.is_set():
             raise SaveCancelledError("the save was cancelled; what was there before is untouched.")
 
     def progress(self) -> CheckpointProgress:
-        """What has been done."""
+        """Returns the progress so far."""
         with self._lock:
             return CheckpointProgress(self._rows, self._bytes, self._total)
 
     def cancel(self) -> None:
-        """Asks the work to stop."""
+        """Cancels the work."""
         self._cancelled.set()

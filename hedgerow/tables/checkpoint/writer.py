@@ -1,4 +1,4 @@
-"""Writes one checkpoint or increment into a folder and makes it complete with one rename."""
+"""Writes one checkpoint or increment into a folder, and completes it with one rename."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from .routers import TableRouters
 from .shard_file import SavedRows, ShardWriter
 from .workers import Meter, Workers
 
-THREADS = 4  # tables, and again files, at a time
+THREADS = 4  # tables at a time, and files at a time
 _OURS = re.compile(
     r"(((\d{3,}|blob)-[\w-]*-[0-9a-f]{12}\.(arrow|bin)"
     r"|dense-[0-9a-f]{12}\.safetensors)(\.part)?"
-    r"|dense-[0-9a-f]{12})\Z",  # a folder, of version 0.1
+    r"|dense-[0-9a-f]{12})\Z",  # a folder, in version 0.1
     re.ASCII,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """One table to write: its schema, and its rows once `rows` is called."""
+    """One table to write: its schema, and a function that yields its rows."""
 
     name: str
     schema: TableSchema
@@ -55,18 +55,18 @@ class TableSource:
     config: dict[str, Any] | None = None
     also: tuple[str, ...] = ()  # other names of the table
     slot_key: int | None = None
-    size: int = 0  # rows, about; an error of a full disk tells how many bytes they need
+    size: int = 0  # approximate rows; an error of a full disk reports their bytes
 
     @property
     def data_bytes(self) -> int:
-        """About how many bytes its files will have."""
+        """The approximate bytes of its files."""
         gone = 0 if self.deletions is None else 8 * len(self.deletions)
         return self.size * row_bytes(self.schema.columns()) + gone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense:
-    """The dense part of a model: `write` hands its bytes to what it is given, piece by piece."""
+    """The dense part of a model: `write` passes its bytes, piece by piece, to a function."""
 
     file_bytes: int
     write: Callable[[Callable[[Any], object]], None]
@@ -74,7 +74,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a manifest says beside its tables."""
+    """The fields of a manifest other than its tables."""
 
     step: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -85,14 +85,14 @@ class Header:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of the files beside those of rows."""
+        """The bytes of all files that hold no rows."""
         dense = 0 if self.dense is None else self.dense.file_bytes
         return dense + sum(len(data) for data in self.blobs.values())
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFiles:
-    """Files of a save whose manifest is not there yet."""
+    """The files of a save that has no manifest yet."""
 
     files: tuple[FileEntry, ...] = ()
     blobs: tuple[BlobEntry, ...] = ()
@@ -106,10 +106,10 @@ def write_checkpoint(
     meter: Meter,
     threads: int = THREADS,
 ) -> CheckpointManifest:
-    """Writes all files, then the manifest. What fails leaves no file behind.
+    """Writes all files, then the manifest. If it fails, it removes its files.
 
-    Files have names that no other save uses, so the checkpoint that was in the folder stays whole
-    until the rename of the new manifest, and is the one that counts until then.
+    The names of the files are unique to this save. An earlier checkpoint in the folder therefore
+    stays complete, and stays the checkpoint until the new manifest is renamed.
     """
     mark = new_mark()
     with no_remains(folder, mark, needed_bytes(sources, header)):
@@ -119,12 +119,12 @@ def write_checkpoint(
 
 
 def new_mark() -> str:
-    """What the names of all files of one save have in common."""
+    """Returns a mark that is part of the names of all files of one save."""
     return secrets.token_hex(6)
 
 
 def is_mark(word: str) -> bool:
-    """Whether a word may be a mark, and so a part of the names of files.
+    """Returns whether a word has the form of a mark, and may be part of file names.
 
     >>> is_mark(new_mark()), is_mark("*")
     (True, False)
@@ -142,7 +142,7 @@ def write_files(
     threads: int = THREADS,
     shard: int | None = None,
 ) -> WrittenFiles:
-    """The files of rows and blobs; of a single `shard`, if given, to which all rows must belong."""
+    """Writes the files of rows and blobs; a `shard`, if given, must own all rows."""
     with Workers(threads) as writers:
         jobs = [
             _TableJob(
@@ -171,7 +171,7 @@ def write_files(
 
 
 def write_dense(folder: Path, dense: Dense, mark: str) -> BlobEntry:
-    """The file of a model's dense part."""
+    """Writes the file of a model's dense part."""
     return _write_file(folder, f"dense-{mark}.safetensors", DENSE, dense.write)
 
 
@@ -182,7 +182,7 @@ def write_manifest(
     header: Header,
     written: WrittenFiles,
 ) -> CheckpointManifest:
-    """Makes a checkpoint of files that are all there."""
+    """Completes a checkpoint whose files all exist."""
     rule, files = routers.default, written.files
     manifest, data = CheckpointManifest(
         routing=Routing(rule.dist_type, rule.shards, rule.rank0_empty),
@@ -195,7 +195,7 @@ def write_manifest(
         metadata=header.metadata,
     ).sealed()
     _check_readable(folder, data)
-    sync_folder(folder)  # the names of the files, before the manifest that needs them
+    sync_folder(folder)  # makes the names of the files durable before the manifest that needs them
     last = HashedFile(folder / MANIFEST)
     last.write(data)
     last.publish()
@@ -204,7 +204,7 @@ def write_manifest(
 
 
 def _check_readable(folder: Path, data: bytes) -> None:
-    """Refuse a manifest that a load could not read, before it replaces another."""
+    """Raises if a load could not read the manifest, before it replaces another."""
     try:
         parse_manifest(data, folder / MANIFEST)
     except CheckpointError as error:
@@ -214,14 +214,14 @@ def _check_readable(folder: Path, data: bytes) -> None:
 
 
 def _shards_to_write(router: Router, header: Header, shard: int | None) -> range:
-    """Those that have a file even without rows: all of a base."""
+    """Returns the shards that get a file even without rows: all of a base."""
     if header.number:
         return range(0)
     return range(router.shards) if shard is None else range(shard, shard + 1)
 
 
 def clean_folder(folder: Path, keep: set[str]) -> None:
-    """Removes files of saves that were stopped or replaced. Files that are not ours stay."""
+    """Removes files of saves that were interrupted or replaced; leaves other programs' files."""
     remains = [
         path
         for path in folder.iterdir()
@@ -233,13 +233,13 @@ def clean_folder(folder: Path, keep: set[str]) -> None:
 
 
 def needed_bytes(sources: Sequence[TableSource], header: Header) -> int:
-    """About how many bytes the files of a save will have."""
+    """Returns the approximate bytes of a save's files."""
     return header.data_bytes + sum(source.data_bytes for source in sources)
 
 
 @contextmanager
 def no_remains(folder: Path, mark: str, needed: int = 0) -> Iterator[None]:
-    """What fails removes the files of its save, and says what became of it."""
+    """Removes the files of the save on an error; an error of the disk then says so."""
     try:
         yield
     except BaseException as error:
@@ -250,7 +250,7 @@ def no_remains(folder: Path, mark: str, needed: int = 0) -> Iterator[None]:
 
 
 def disk_error(folder: Path, error: OSError, *, complete: bool, needed: int = 0) -> SaveError:
-    """An error of the disk, with the file, and with what became of the save."""
+    """Returns the error for a failed disk operation, with the file and the state of the save."""
     file = f" at {error.filename}" if error.filename else ""
     room = f"{room_left(folder, needed)} " if is_no_room(error) and needed and not complete else ""
     became = (
@@ -265,22 +265,22 @@ def disk_error(folder: Path, error: OSError, *, complete: bool, needed: int = 0)
 
 
 def remove_remains(folder: Path, mark: str, *, owner: bool = True) -> bool:
-    """Removes the files of a save that failed; not those of one that the manifest tells of.
+    """Removes the files of a failed save, unless its manifest is in place; returns whether it did.
 
-    `owner`: this process holds the folder, so that an unfinished manifest is of this save.
+    `owner` says that this process holds the folder, so an unfinished manifest is of this save.
     """
     committed = False
     try:
         committed = mark.encode() in read_plain(folder / MANIFEST)
     except CheckpointError:
-        committed = False  # none there, or none to read: then ours is not there either
+        committed = False  # no readable manifest: this save has none either
     if not committed:
         remove([*folder.glob(f"*-{mark}.*"), *([folder / (MANIFEST + PART)] if owner else [])])
     return not committed
 
 
 def _all(pool: Workers, jobs: Sequence[_TableJob], meter: Meter) -> list[list[FileEntry]]:
-    """The files of every table; the first error stops the other tables."""
+    """Returns the files of every table; the first error stops the other tables."""
 
     def run(job: _TableJob) -> list[FileEntry]:
         try:
@@ -291,13 +291,13 @@ def _all(pool: Workers, jobs: Sequence[_TableJob], meter: Meter) -> list[list[Fi
 
     running = [pool.submit(run, job) for job in jobs]
     errors = [error for error in (task.exception() for task in running) if error is not None]
-    if errors:  # those that were stopped by the first are not what went wrong
+    if errors:  # the first error, not those of the tables that it stopped
         raise min(errors, key=lambda error: "Cancelled" in type(error).__name__)
     return [task.result() for task in running]
 
 
 class _TableJob:
-    """Writes one table: rows go to the files of their owners while the next ones are read."""
+    """Writes one table: rows go to the files of their owners while the next rows are read."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class _TableJob:
         self._open: dict[int, ShardWriter] = {}
 
     def run(self) -> list[FileEntry]:
-        """The files, complete."""
+        """Writes the files; returns their entries."""
         try:
             for shard in self._shards:
                 self._shard(shard)
@@ -337,7 +337,7 @@ class _TableJob:
                 writer.abandon()
 
     def _settle(self, tasks: list[Future[None]]) -> None:
-        """Waits for all of them before the first error goes on: files are closed only then."""
+        """Waits for all tasks, because files are closed after an error; raises the first error."""
         errors = [error for error in (task.exception() for task in tasks) if error is not None]
         if errors:
             raise errors[0]
@@ -384,7 +384,7 @@ def _file(writer: ShardWriter, table: str, shard: int, content: str) -> FileEntr
 
 
 def _by_owner(rows: SavedRows, router: Router) -> Iterator[tuple[int, SavedRows]]:
-    """The rows of each shard, in their order."""
+    """Yields the rows of each shard, in order."""
     if not len(rows):
         return
     if router.shards == 1:
@@ -432,5 +432,5 @@ def _write_file(
 
 
 def _safe(name: str) -> str:
-    """A name as part of a file's: for people to read, not to find the table by."""
+    """Returns a readable form of a name, as part of a file name."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name)[:40]

@@ -33,36 +33,36 @@ if TYPE_CHECKING:
     from .device_tables import DeviceTables
 
 
-POOLED = ("sum", "mean", "sqrtn")  # what the kernel pools
+POOLED = ("sum", "mean", "sqrtn")  # poolings that the kernel supports
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReader:
-    """Pools bags over tables on a device."""
+    """Pools bags over tables on a device, table by table."""
 
     store: DeviceTables
 
     def read(
         self, bags: FeatureBags, *, training: bool, step: int, keep: bool
     ) -> tuple[tuple[Tensor, ...], DeviceBags | None]:
-        """The vectors of each feature; to `keep`: what an update of them needs."""
+        """Returns the vectors of each feature, and with `keep` the read for an update."""
         found = DeviceBags.of(self.store, bags)
         return found.pooled("training" if training else "zeros"), found if keep else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceBags:
-    """The bags of a batch: where their rows are, and how they are cut."""
+    """The bags of a batch: the slots of their rows, and their offsets."""
 
     store: DeviceTables
     keys: FeatureKeys
     found: Lookup
-    splits: tuple[Int64[Tensor, "samples+1"], ...]  # of each feature's ids
+    splits: tuple[Int64[Tensor, "samples+1"], ...]  # per feature: the offsets of the bags
     weights: tuple[Float32[Tensor, "n"] | None, ...]
 
     @staticmethod
     def of(store: DeviceTables, bags: FeatureBags) -> DeviceBags:
-        """The bags of a group of features."""
+        """Returns the bags of a group of features."""
         keys, batch = bags.keys(len(store.names)), bags.batch
         names = [feature.name for feature in keys.features]
         return DeviceBags(
@@ -74,7 +74,7 @@ class DeviceBags:
         )
 
     def pooled(self, missing: Missing) -> tuple[Float32[Tensor, "samples dim"], ...]:
-        """One vector a sample and feature."""
+        """Returns one vector per sample and feature."""
         return tuple(
             self.store.pool(
                 self.found,
@@ -100,15 +100,15 @@ class DeviceBags:
 
     @property
     def learner(self) -> None:
-        """None: the store learns, in the slots of the lookup."""
+        """None: the store applies the gradients of ids, at the slots of the lookup."""
         return None
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
-        """The ids of feature `i`."""
+        """Returns the ids of feature `i`."""
         return self.keys.ids_of(i)
 
     def key_gradients(self, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
-        """The gradient of each id of feature `i`."""
+        """Returns the gradient of each id of feature `i`."""
         pooling, splits = self.features[i].pooling, self.splits[i]
         if pooling != "sum":
             count = splits.diff().clamp(min=1).unsqueeze(1).to(grad.dtype)
@@ -118,21 +118,21 @@ class DeviceBags:
 
 
 Outputs = tuple[Tensor, ...]
-_MOST_GROUPS = 64  # of features asked for together, that are kept
+_MOST_GROUPS = 64  # groups of features that are kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputRows:
-    """What a kernel read for all features, one output vector after the other."""
+    """The result of a kernel for all features: the output vectors one after the other."""
 
     vectors: Float32[Tensor, "vectors dim"]
     at: Occurrences
-    found: Any  # where the tables found the rows; for them alone
+    found: Any  # the slots of the rows, in the reader's own form
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BagsOfFeatures:
-    """The bags of all features of a batch, as `pool_features` takes them."""
+    """The bags of all features of a batch, in the form that `pool_features` takes."""
 
     offsets: Int64[Tensor, "names*samples+1"]
     shifts: Int64[Tensor, "F"]
@@ -141,7 +141,7 @@ class BagsOfFeatures:
 
 
 class FeatureReader(Protocol):
-    """Reads all features of a module from a group of alike tables, and updates what it read."""
+    """Reads all features of a module from a group of alike tables, and updates the rows it read."""
 
     def rows_of_features(
         self,
@@ -153,7 +153,7 @@ class FeatureReader(Protocol):
         training: bool,
         step: int,
     ) -> OutputRows:
-        """The rows of all ids; the ids of each feature are between `borders`."""
+        """Returns the rows of all ids; the ids of each feature lie between two `borders`."""
         ...
 
     def pooled_features(
@@ -165,22 +165,22 @@ class FeatureReader(Protocol):
         training: bool,
         step: int,
     ) -> OutputRows:
-        """The vectors of all bags."""
+        """Returns the vectors of all bags."""
         ...
 
     def lookup_of(self, keys: TableKeys, found: Any) -> Lookup:
-        """Where the rows of a read were found, for an update with a gradient for each id."""
+        """Returns where a read found the rows, for an update with one gradient per id."""
         ...
 
     def learn(
         self, keys: TableKeys, found: Any, grads: OutputGradients, *, step: int, ts: int
     ) -> bool:
-        """One step on all tables, where rows were found; False if they cannot take one step."""
+        """Applies one step to all tables at the found slots; False if they cannot share it."""
         ...
 
 
 class KnownFeatures:
-    """The groups of features that a store was asked for; single-owner."""
+    """Caches what a store knows of each group of features. Single-owner."""
 
     def __init__(self, store: ModuleStore, tables: DeviceGroup, reader: FeatureReader) -> None:
         self._store, self._tables, self._reader = store, tables, reader
@@ -188,8 +188,8 @@ class KnownFeatures:
         self._captured = False
 
     def of(self, group: FeatureGroup) -> GroupFeatures:
-        """What is known of a group of features; kept."""
-        # A graph reads what is kept here, at each replay.
+        """Returns what is known of a group of features; it is cached."""
+        # A captured graph reads the cached tensors at each replay.
         self._captured |= self._tables.is_capturing()
         known = self._known.get(group)
         if known is None:
@@ -203,21 +203,21 @@ class KnownFeatures:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shape:
-    """What the sizes of a batch say; kept, because most batches of a model have the same."""
+    """What follows from the sizes of a batch; cached, because most batches have the same sizes."""
 
     batch_borders: tuple[int, ...]
-    splits: tuple[int, ...]  # of the tables
-    borders: tuple[int, ...]  # of the features among the keys
-    in_order: bool  # whether the ids of the batch are the keys
-    shifts: Int64[Tensor, "F"]  # from the places of ids in the batch to those in the keys
-    sizes: list[int]  # ids of each feature
-    cuts: Int64[Tensor, "F+1"]  # the borders, on the device
+    splits: tuple[int, ...]  # the offsets of the tables
+    borders: tuple[int, ...]  # the offsets of the features in the keys
+    in_order: bool  # whether the ids of the batch are the keys, unchanged
+    shifts: Int64[Tensor, "F"]  # from the positions of ids in the batch to those in the keys
+    sizes: list[int]  # the number of ids per feature
+    cuts: Int64[Tensor, "F+1"]  # `borders` on the device
 
 
 class GroupFeatures:
-    """A group of features over a whole group of alike tables. Single-owner.
+    """Reads and updates one group of features over a whole group of alike tables. Single-owner.
 
-    What does not change from step to step is kept here.
+    It keeps what does not change from step to step.
     """
 
     def __init__(
@@ -237,14 +237,14 @@ class GroupFeatures:
         self._places: tuple[list[int], Tensor | None] = ([], None)
 
     def takes(self, bags: FeatureBags) -> bool:
-        """Whether it can read this batch: kernels count in 32 bits."""
+        """Returns whether it can read this batch; kernels count in 32 bits."""
         batch, weights = bags.batch, bags.batch.weights
         plain = weights is None or (weights.is_contiguous() and not weights.requires_grad)
         if not plain and not self.unpooled:
             return False
         if not batch.values.is_contiguous() or not batch.offsets.is_contiguous():
             return False
-        if batch.values.device != self.store.device:  # the old way says what is wrong
+        if batch.values.device != self.store.device:  # the table-by-table path raises the error
             return False
         room = max(batch.values.shape[0], batch.samples * max(self.features.fans))
         return room * len(self.group.features) < MAX_IDS
@@ -252,7 +252,7 @@ class GroupFeatures:
     def read(
         self, bags: FeatureBags, *, training: bool, step: int, keep: bool
     ) -> tuple[Outputs, FeaturesRead | None]:
-        """The outputs of all features and, to `keep` for an update, where their rows are."""
+        """Returns the outputs of all features, and with `keep` the read for an update."""
         batch, shape = bags.batch, self._shape_of(bags)
         ids, sizes = batch.values, shape.sizes
         if not shape.in_order:
@@ -268,7 +268,8 @@ class GroupFeatures:
             made = self.reader.pooled_features(
                 self.features, keys, self._bags(bags, shape), training=training, step=step
             )
-        # Parts that are no views of each other: autograd takes in-place changes of such outputs.
+        # Outputs that are not views of one another: autograd allows in-place changes of such
+        # outputs.
         outs = torch.unsafe_split_with_sizes(made.vectors, sizes)
         if self._firsts:
             for out, feature in zip(outs, self.group.features, strict=True):
@@ -280,7 +281,7 @@ class GroupFeatures:
         return tuple(outs), read
 
     def gradients(self, read: FeaturesRead, grads: Sequence[Tensor | None]) -> OutputGradients:
-        """The gradients of the outputs of a read, where they are."""
+        """Returns the gradients of the outputs of a read, without copying them."""
         firsts = [first if first < 0 else first * read.samples for first in self.features.largest]
         plain = [None if grad is None else _plain(grad) for grad in grads]
         n, dim = len(read.keys.ids), self.store.dims[0]
@@ -297,7 +298,7 @@ class GroupFeatures:
 
     def _shape_of(self, bags: FeatureBags) -> _Shape:
         batch_borders, known = tuple(bags.batch.borders()), self._shape
-        capturing = self.tables.is_capturing()  # a graph needs its own: those kept are replaced
+        capturing = self.tables.is_capturing()  # a graph keeps its own
         if known is not None and known.batch_borders == batch_borders and not capturing:
             return known
         places, device = self.group.places, self.store.device
@@ -322,7 +323,7 @@ class GroupFeatures:
         return made
 
     def _on_device(self, numbers: Sequence[int]) -> Int64[Tensor, "numbers"]:
-        """Numbers on the device; those of the call before need not go there again."""
+        """Returns numbers on the device; reuses the tensor of the last call if they are equal."""
         last, there = self._places
         if last == numbers and there is not None and not self.tables.is_capturing():
             return there
@@ -334,12 +335,12 @@ class GroupFeatures:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeaturesRead:
-    """What was read of one batch: where its rows are, and which outputs they went into."""
+    """What was read for one batch: the slots of its rows, and the outputs that they went into."""
 
     group: GroupFeatures
     keys: TableKeys
     borders: tuple[int, ...]
-    found: Any  # where the rows are, as the tables told
+    found: Any  # the slots of the rows, in the reader's own form
     occurrences: Occurrences
     samples: int
 
@@ -355,45 +356,45 @@ class FeaturesRead:
 
     @property
     def learner(self) -> FeaturesRead:
-        """Itself."""
+        """This object: it applies its own gradients."""
         return self
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
-        """The ids of feature `i`."""
+        """Returns the ids of feature `i`."""
         return self.keys.ids[self.borders[i] : self.borders[i + 1]]
 
     def key_gradients(self, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
-        """The gradient of each id of feature `i`."""
+        """Returns the gradient of each id of feature `i`."""
         alone: list[Tensor | None] = [None] * len(self.features)
         alone[i] = grad
         with self.group.tables.on_device():
             return spread(self.group.gradients(self, alone), self.borders[i], self.borders[i + 1])
 
     def learns(self, given: Sequence[Gradients], clip: float) -> bool:
-        """One read, with a gradient of every feature."""
+        """Returns True for one read in which every feature has a gradient, without clipping."""
         return len(given) == 1 and given[0].are_whole and not clip
 
     def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
-        """One optimizer step per id, in the slots where rows were found."""
+        """Applies one optimizer step per id, at the slots of the read."""
         del clip
         tables = self.group.tables
         grads = self.group.gradients(self, given[0].grads)
         if self.group.reader.learn(self.keys, self.found, grads, step=step, ts=ts):
             return
-        with tables.on_device():  # a table left the group, or their rates differ
+        with tables.on_device():  # a table has left the group, or the rates differ
             flat = spread(grads, 0, len(self.keys.ids)).view(-1)
         self.group.store.apply_gradients(self.at, flat, step=step, ts=ts)
 
 
 def _plain(grad: Tensor) -> Tensor:
-    """A gradient as kernels read it: float32 at addresses and strides."""
+    """Returns the gradient as strided float32, which kernels read by address and strides."""
     if grad.dtype is torch.float32 and grad.layout is torch.strided and not grad.is_neg():
         return grad
     return grad.to_dense().resolve_neg().float()
 
 
 def find_rows(table: DeviceTable, keys: TableKeys) -> Lookup:
-    """A lookup that holds the slots of `keys` but no rows, for `pool_bags` and for an update."""
+    """Returns the slots of `keys` without rows, for `pool_bags` and for an update."""
     slots = table.find_slots(keys)
     nothing = torch.empty(0, dtype=torch.float32, device=table.device)
     return Lookup(keys, nothing, (table.config.dim,), slots, table.epoch)
@@ -409,9 +410,9 @@ def pool_bags(
     weights: Float32[Tensor, "n"] | None = None,
     missing: Missing = "zeros",
 ) -> Float32[Tensor, "bags dim"]:
-    """One vector per bag of found ids; `pooling` is "sum", "mean" or "sqrtn".
+    """Returns one vector per bag of found ids; `pooling` is "sum", "mean" or "sqrtn".
 
-    An absent id counts with the row that `DeviceTable.lookup` would give for it.
+    An absent id counts with the row that `DeviceTable.lookup` would return for it.
     """
     born = missing == "initializer" or (missing == "training" and table.config.admit is None)
     with table.on_device():

@@ -1,4 +1,4 @@
-"""Tables on a device whose rows are alike, so that one launch serves all of them."""
+"""`DeviceGroup`: tables on a device with equal row layouts, which share kernel launches."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from ..store import Lookup, TableKeys
 from ..transfer import numbers_on
 from .device_bags import BagsOfFeatures, OutputRows
 
-_SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
+_SAMPLE = 1 << 14  # slots sampled per table to estimate the age of the oldest rows
 _EPOCH = attrgetter("slots.epoch")
 
 
 class DeviceGroup:
-    """The arrays of K alike tables in one piece; each table has its part of them, and one slot key.
+    """K alike tables in one set of arrays.
 
-    A table whose arrays are replaced (it was loaded, or room was reserved) leaves the group: from
-    then on `whole` is False and every table is asked for itself.
+    Each table has a part of the arrays; all share one slot key. A table whose arrays are replaced,
+    by a load or by `reserve`, leaves the group. From then on `whole` returns False, and the store
+    calls each table separately.
     """
 
     def __init__(self, tables: Sequence[DeviceTable], buckets: Sequence[int]) -> None:
@@ -60,24 +61,24 @@ class DeviceGroup:
         self._same_rates = all(table.rates == first.rates for table in tables)
         one_clock = all(table.clock is first.clock for table in tables)
         self._clock = first.clock if one_clock else None
-        self._last = ((), torch.empty(0, dtype=torch.int64))  # splits, and where they are
+        self._last = ((), torch.empty(0, dtype=torch.int64))  # splits, also on the device
 
     @staticmethod
     def alike(tables: Sequence[object]) -> bool:
-        """Whether tables can be a group: rows, rules and kinds of first values are the same.
+        """Returns whether tables can form a group: equal layouts, rules and kinds of initializers.
 
-        One is a group, too: what is asked of it by the way is the same, and less.
+        A single table can be a group, too: a step then has fewer checks.
         """
         kinds = {kind_of(table) for table in tables}
         return len(kinds) == 1 and None not in kinds
 
     @staticmethod
     def fits(buckets: Sequence[int]) -> bool:
-        """Whether all slots together can be numbered in 32 bits, as those of one table are."""
+        """Returns whether all slots together can be numbered in 32 bits."""
         return (sum(buckets) + len(buckets)) * LANES < MAX_IDS
 
     def whole(self) -> bool:
-        """Whether every table still has its part of the arrays, and none wants to be told more."""
+        """Returns whether every table has its part of the arrays and no open change feed."""
         key = self._tables[0].slot_key
         for table, own in zip(self._tables, self._own, strict=True):  # all() takes twice as long
             if table.slots.arrays is not own or table.slots.slot_key != key:
@@ -87,7 +88,7 @@ class DeviceGroup:
         return True
 
     def epochs(self) -> tuple[object, ...]:
-        """Another mark whenever a row of a table has moved."""
+        """Returns the epochs of the tables; they change whenever a row may have moved."""
         return tuple(map(_EPOCH, self._tables))
 
     # ---- before a step
@@ -98,10 +99,12 @@ class DeviceGroup:
         rates: Sequence[Sequence[Rate] | None] | None,
         step: int | None,
     ) -> list[float] | None:
-        """The rates of all tables that have keys, given or their own; None if they differ.
+        """Returns the common rates of all tables that have keys; None if they differ.
 
-        `sizes` are the keys of each table: of one without any nothing is asked. All others are: one
-        may be wrong.
+        The rates are `rates`, or the tables' own.
+
+        `sizes` are the numbers of keys of each table. Tables without keys are not checked; all
+        others are, because one may raise.
         """
         found: list[list[float]] = []
         given = rates is not None and any(one is not None for one in rates)
@@ -113,16 +116,16 @@ class DeviceGroup:
         return found[0] if found and found.count(found[0]) == len(found) else None
 
     def times(self, ts: int, sizes: Sequence[int]) -> list[int]:
-        """The time of a write for each table that has keys, 0 for the others."""
+        """Returns the time of a write for each table that has keys, and 0 for the others."""
         if type(ts) is int and self._clock is not None and 0 <= ts <= self._clock.now_s():
-            return [ts if n else 0 for n in sizes]  # no table would say otherwise
+            return [ts if n else 0 for n in sizes]  # every table would return the same
         return [
             table.stamps.next_time(ts) if n else 0
             for table, n in zip(self._tables, sizes, strict=True)
         ]
 
     def stamps(self, times: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """The stamp of a write at these times for each table that has keys, 0 for the others."""
+        """Returns the stamp of a write for each table that has keys, and 0 for the others."""
         order = self._tables[0].order
         if order is None:
             return list(times)
@@ -132,9 +135,9 @@ class DeviceGroup:
     def begin(
         self, sizes: Sequence[int], times: Sequence[int] = (), *, moves: bool = False
     ) -> None:
-        """What comes before a write of so many ids of each table, at these times if it has some.
+        """Does what precedes a write of `sizes` ids per table, at `times` if given.
 
-        Rows may move by it, and have times then.
+        With `moves`, rows may move and may bring times.
         """
         for k, (table, n) in enumerate(zip(self._tables, sizes, strict=True)):
             if not n:
@@ -147,7 +150,7 @@ class DeviceGroup:
     # ---- the step
 
     def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], *, born: bool) -> Tensor:
-        """Rows into `out`; the slots, each within its table."""
+        """Writes rows to `out`; returns the slots, numbered within each table."""
         parts = self._parts if born else ()
         with self._tables[0].slots.on_device():
             return lookup.lookup(self._arrays, keys.ids, out, parts, keys.used, self._cuts(keys))
@@ -155,14 +158,14 @@ class DeviceGroup:
     def find_and_list(
         self, keys: TableKeys, room: int
     ) -> tuple[Int64[Tensor, "n"], incoming_rows.MissList]:
-        """Slots, each within its table; and keys without a row, up to `room` of each table."""
+        """Returns slots within their tables, and up to `room` keys without a row per table."""
         with self._tables[0].slots.on_device():
             return incoming_rows.find_and_list(self._arrays, keys.ids, self._cuts(keys), room)
 
     def read(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], out: Float32[Tensor, "n dim"]
     ) -> None:
-        """Rows of slots, each within its table, into `out`; of -1 zeros."""
+        """Writes the rows of slots, numbered within each table, to `out`; -1 gives zeros."""
         with self._tables[0].slots.on_device():
             lookup.read(self._arrays, slots, out, self._cuts(keys))
 
@@ -175,7 +178,7 @@ class DeviceGroup:
         slots: Int64[Tensor, "n"] | None,
         at_step: int | None,
     ) -> Int64[Tensor, "K 3"]:
-        """One step on all tables; what each counted, which is added to what it has counted."""
+        """Applies one step to all tables; returns and adds up their counters."""
         done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
         with self._tables[0].slots.on_device():
             steps.step(
@@ -188,7 +191,7 @@ class DeviceGroup:
             self._counted.add_(done)
         return done
 
-    # ---- the step of a module: all features in one
+    # ---- the step of a module: all features in one launch
 
     def features(
         self,
@@ -196,7 +199,7 @@ class DeviceGroup:
         places: Sequence[int],
         poolings: Sequence[str | tuple[str, int]],
     ) -> pool_features.Features:
-        """Features of these tables, at these places among the names of a batch."""
+        """Returns the features of these tables, at these positions among the names of a batch."""
         return pool_features.Features.of(self._arrays, self._parts, tables, places, poolings)
 
     def pooled_features(
@@ -208,7 +211,7 @@ class DeviceGroup:
         training: bool,
         step: int,
     ) -> OutputRows:
-        """The vectors of all features."""
+        """Returns the vectors of all features."""
         del step
         made = self.pool(features, keys, bags, born=training)
         return OutputRows(made.vectors, made.at, (made.slots, self.epochs()))
@@ -222,7 +225,7 @@ class DeviceGroup:
         *,
         born: bool = False,
     ) -> pool_features.Pooled:
-        """The vectors of all features, see `pool_features`."""
+        """Returns the vectors of all features; see `pool_features`."""
         parts = self._parts if born else ()
         with self._tables[0].slots.on_device():
             return pool_features.pool_features(
@@ -240,7 +243,7 @@ class DeviceGroup:
         training: bool,
         step: int,
     ) -> OutputRows:
-        """The rows of all features, see `lookup.lookup_features`."""
+        """Returns the rows of all features; see `lookup.lookup_features`."""
         del step
         out = torch.empty(
             len(keys.ids), self._arrays.dim, dtype=torch.float32, device=keys.ids.device
@@ -255,7 +258,7 @@ class DeviceGroup:
         return OutputRows(out, Occurrences(room, rows), (slots, self.epochs()))
 
     def lookup_of(self, keys: TableKeys, found: tuple[Tensor, object]) -> Lookup:
-        """Where a read found its rows, with slots within their tables."""
+        """Returns where a read found its rows, with slots numbered within each table."""
         slots, epochs = found
         rows = torch.empty(0, dtype=torch.float32, device=keys.ids.device)
         dims = tuple(table.config.dim for table in self._tables)
@@ -270,9 +273,9 @@ class DeviceGroup:
         step: int,
         ts: int,
     ) -> bool:
-        """One step on all tables, in the slots of a read; False if they cannot.
+        """Applies one step to all tables at the slots of a read; returns False if they cannot.
 
-        What it counts is added to what the tables have counted.
+        The counters of the tables include the step.
         """
         slots, epochs = found
         sizes = [stop - start for start, stop in pairwise(keys.splits)]
@@ -293,26 +296,26 @@ class DeviceGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """The device of the rows."""
         return self._tables[0].device
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Kernels of the block run on the device of the tables."""
+        """Returns a context that makes the tables' device the current one, for kernel launches."""
         return self._tables[0].slots.on_device()
 
     def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
+        """Returns whether a CUDA graph is being captured; memory must not be allocated then."""
         return self._tables[0].is_capturing()
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
-        """The slots of keys, each within its table; -1 = absent."""
+        """Returns the slots of keys, numbered within each table; -1 = absent."""
         with self._tables[0].slots.on_device():
             return find.find(self._arrays, keys.ids, keys.used, self._cuts(keys))
 
     def numbered(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], marks: runs.Marks | None = None
     ) -> Int32[Tensor, "n"]:
-        """Slots as all tables together number them, marked if that is asked for; -1 stays."""
+        """Returns slots numbered over all tables, with `marks` set if given; -1 stays -1."""
         with self._tables[0].slots.on_device():
             cuts = self._cuts(keys)
             return runs.seat(self._arrays, keys.ids, slots, None, cuts, insert=False, marks=marks)
@@ -326,7 +329,7 @@ class DeviceGroup:
         now: int,
         at_step: int | None,
     ) -> Int64[Tensor, "K 3"]:
-        """`step` on the rows of these slots alone: nothing is born."""
+        """Applies a step only to the rows of these slots; inserts nothing."""
         done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
         cuts = self._cuts(keys)
         with self._tables[0].slots.on_device():
@@ -345,9 +348,9 @@ class DeviceGroup:
         now: int,
         waiting: incoming_rows.WaitingBatch | None,
     ) -> Int32[Tensor, "n"]:
-        """Rows that were found elsewhere come to ids that have none here.
+        """Inserts rows from another store for ids that have no row here.
 
-        As `put_rows.put_rows`, with slots numbered through all tables.
+        Works as `incoming_rows.put_rows`, with slots numbered over all tables.
         """
         with self._tables[0].slots.on_device():
             return incoming_rows.put_rows(self._arrays, coming, uses, now, waiting)
@@ -365,11 +368,11 @@ class DeviceGroup:
     ) -> tuple[
         leave.EvictionCandidates, Float32[Tensor, "room dim"], Float32[Tensor, "room floats"]
     ]:
-        """Rows that may leave, `most` of each table, as `leave.choose_old` has them.
+        """Lists rows that may be evicted, at most `most` of each table; see `leave.choose_old`.
 
-        They are about this share of the slots of each; of one without a share only those that
-        stand where `crowded` keys find no lane, see `leave.single_out`. And rows and states of
-        those that were changed. None is taken out.
+        `shares` are the shares of each table's slots to list. A table with share 0 lists only rows
+        in buckets where `crowded` keys find no lane; see `leave.single_out`. The result also holds
+        the rows and states of the listed rows that have `changed`. No row is removed.
         """
         starts, device = (0, *accumulate(most)), self._arrays.index.device
         buckets = [own.buckets for own in self._own]
@@ -397,7 +400,7 @@ class DeviceGroup:
         return chosen, rows, raw
 
     def clean(self, chosen: leave.EvictionCandidates, changed: Bool[Tensor, "slots"]) -> None:
-        """The rows that were listed as changed are written elsewhere."""
+        """Records that the listed changed rows are written back."""
         with self._tables[0].slots.on_device():
             leave.clean(chosen, changed)
 
@@ -408,16 +411,19 @@ class DeviceGroup:
         changed: Bool[Tensor, "slots"],
         left: Int64[Tensor, "K"],
     ) -> None:
-        """Chosen rows leave, see `leave.take_out`."""
+        """Removes chosen rows; see `leave.take_out`."""
         with self._tables[0].slots.on_device():
             leave.take_out(self._arrays, chosen, used, changed, left)
 
     def absent(
         self, keys: TableKeys, used: Int32[Tensor, "slots"], now: int, room: int | None
     ) -> incoming_rows.MissList:
-        """Keys without a row, up to `room` of each table, or all; the others are `used` now.
+        """Returns keys without a row; marks the others as `used` now.
 
-        On any stream: those cuts that are kept are another's, who may replace them meanwhile.
+        `room` is the largest number of keys per table; None returns all.
+
+        It may run on any stream. It does not use the cached splits, which another thread may
+        replace.
         """
         with self._tables[0].slots.on_device():
             return incoming_rows.absent(self._arrays, keys.ids, _cuts_of(keys), used, now, room)
@@ -425,12 +431,12 @@ class DeviceGroup:
     def absent_slots(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], room: int | None = None
     ) -> incoming_rows.MissList:
-        """Keys whose slot is -1, up to `room` of each table, or all."""
+        """Returns keys whose slot is -1, up to `room` of each table, or all."""
         with self._tables[0].slots.on_device():
             return incoming_rows.absent_slots(keys.ids, slots, self._cuts(keys), room)
 
     def spread(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-        """Zeros for every slot of all tables, and the part of each table."""
+        """Returns zeros for every slot of all tables, and the part of each table."""
         whole = torch.zeros(len(self._arrays.values), dtype=dtype, device=self._arrays.index.device)
         parts, at = [], 0
         for own in self._own:
@@ -439,9 +445,9 @@ class DeviceGroup:
         return whole, parts
 
     def _cuts(self, keys: TableKeys) -> Int64[Tensor, "K+1"]:
-        capturing = self._tables[0].is_capturing()  # a graph needs its own: those kept are replaced
-        last = self._last  # once: another thread's call may replace it
-        if last[0] == keys.splits and not capturing:  # most calls of a model have the same
+        capturing = self._tables[0].is_capturing()  # a graph keeps its own: the cache changes
+        last = self._last  # read once: another thread's call may replace it
+        if last[0] == keys.splits and not capturing:  # most calls of a model have the same splits
             return last[1]
         cuts = _cuts_of(keys)
         if not capturing:
@@ -450,12 +456,12 @@ class DeviceGroup:
 
 
 def _cuts_of(keys: TableKeys) -> Int64[Tensor, "K+1"]:
-    """Where the keys of each table begin and end, on their device."""
+    """Returns the offsets of the tables in the keys, on the keys' device."""
     return numbers_on(keys.splits, keys.ids.device)
 
 
 def kind_of(table: object) -> object:
-    """What must be the same; None for a table that is for itself."""
+    """Returns what must be equal in a group; None for a table that cannot be in a group."""
     if not isinstance(table, DeviceTable) or table.full != "refuse" or table.config.serving:
         return None
     if table.config.admit is not None or table.arrays.lines != 2:
@@ -469,7 +475,7 @@ def kind_of(table: object) -> object:
 
 
 def _common_parts(tables: Sequence[DeviceTable]) -> tuple[RowSegment, ...]:
-    """The parts of the first table, with the first values of all."""
+    """Returns the parts of the first table, with the initial values of all tables."""
     columns = zip(*(table.parts for table in tables), strict=True)
     return tuple(
         replace(own[0], draws=draws_of([part.first for part in own], tables[0].device))

@@ -1,4 +1,4 @@
-"""K tables of one process as one store whose keys and rows are on a device."""
+"""`DeviceTables`: K tables of one process as one store whose keys and rows are on a device."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from .device_bags import POOLED, DeviceReader, GroupFeatures, KnownFeatures
 from .device_group import DeviceGroup
 from .several_tables import MultiConfig, SeveralTables, stays
 
-_LEAST_ROWS = 1 << 16  # room of a table that does not say how many rows it will have
+_LEAST_ROWS = 1 << 16  # initial capacity of a table whose config gives none
 
 
 class DeviceTables(SeveralTables):
-    """The RowStore of K tables on one device, in byte order of their names; single-owner.
+    """The `RowStore` of K tables on one device, in byte order of their names. Single-owner.
 
-    Keys, rows and gradients are on the device, as those of `HostTables` are in host memory. A step
-    waits for nothing, unless a table is `on_host`: its rows stay in host memory, ids go there and
-    rows come back. `capacity_rows` says by name how many rows a table has room for, once and for
-    all, and `full` what then happens to ids without room, see `DeviceTable`. The others start with
-    the room that their config asks for and grow: now and then they must count their rows, which
-    waits.
+    Keys, rows and gradients are on the device. A step does not wait for the device, with two
+    exceptions. A table that is `on_host` keeps its rows in host memory, so its ids and rows are
+    copied in each step. A table that is not in `capacity_rows` starts with the capacity of its
+    config and grows; from time to time it counts its rows, which waits.
+
+    `capacity_rows` fixes the capacity of tables by name. `full` says what happens to ids that then
+    find no slot; see `DeviceTable`.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class DeviceTables(SeveralTables):
         clock: Clock | None = None,
     ) -> None:
         self.config = MultiConfig.of(configs)
-        self.device = torch.empty(0, device=device).device  # with its number
+        self.device = torch.empty(0, device=device).device  # adds the device number
         room = capacity_rows or {}
         if isinstance(on_host, str):
             raise InputError(f"on_host is {on_host!r}; pass a list of names, as [{on_host!r}].")
@@ -104,7 +105,7 @@ class DeviceTables(SeveralTables):
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Lookup:
-        """Rows of `keys`, flat, into `out` if given, and their slots. Nothing is inserted."""
+        """Returns the rows of `keys`, flat, in `out` if given, and their slots. Inserts nothing."""
         keys = self._keys(keys)
         arguments.missing_rule(missing)
         at = parts.float_offsets(keys.splits, self.dims)
@@ -144,7 +145,7 @@ class DeviceTables(SeveralTables):
         per_occurrence: bool = False,
         policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """One optimizer step per table and distinct id, with its summed gradient."""
+        """Applies one optimizer step per table and distinct id, using its summed gradient."""
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         if policy.clip is not None:
             where = at if isinstance(at, Lookup) else keys
@@ -185,9 +186,10 @@ class DeviceTables(SeveralTables):
         ts: int,
         counts: Tensor | None,
     ) -> Applied | None:
-        """The step of all tables in one, if they can take it together; else None.
+        """Applies the step of all tables in one launch; returns None if they cannot share it.
 
-        All is checked first: whoever then asks table by table changes none before another refuses.
+        All arguments are checked here, so if the caller then updates table by table, no table
+        changes before another one raises.
         """
         n = keys.splits[-1]
         floats = parts.float_offsets(keys.splits, self.dims)[-1]
@@ -196,7 +198,7 @@ class DeviceTables(SeveralTables):
             checks.tensor("counts", counts, torch.int64, (n,), self.device)
         sizes = [stop - start for start, stop in pairwise(keys.splits)]
         agreed = group.rates_at(sizes, rates, step)
-        if agreed is None or not group.whole() or n > MAX_IDS:  # None: no keys, or they differ
+        if agreed is None or not group.whole() or n > MAX_IDS:  # None: no keys, or different rates
             return None
         times = group.stamps(group.times(ts, sizes), sizes)
         group.begin(sizes, times)
@@ -205,14 +207,14 @@ class DeviceTables(SeveralTables):
         return Applied(made.sum(dim=0))
 
     def bags_reader(self, bags: FeatureBags) -> GroupFeatures | DeviceReader | None:
-        """What pools these bags from slots; None where their rows are to be read."""
+        """Returns what pools these bags from slots; None if their rows must be read instead."""
         batch = bags.batch
         if self._group is not None and self._features is not None and self._group.whole():
             features = self._features.of(bags.group)
             if features.takes(bags):
                 return features
         if batch.weights is None and batch.has_one_id_each():
-            return None  # the rows are the vectors
+            return None  # one id per bag: the rows are the vectors
         if batch.weights is not None and batch.weights.requires_grad:
             return None
         pools = all(f.pooling in POOLED and self.is_on_device(f.table) for f in bags.group.features)
@@ -220,19 +222,19 @@ class DeviceTables(SeveralTables):
 
     @property
     def programs_read(self) -> bool:
-        """Exported programs read rows in host memory alone."""
+        """Whether exported programs can read these rows: no, only rows in host memory."""
         return False
 
     def moves_to(self, device: torch.device) -> bool:
-        """They stay where they are."""
+        """Returns False, or raises: the tables do not move."""
         return stays(self.device, device)
 
     def is_on_device(self, k: int) -> bool:
-        """Whether the rows of table `k` are on the device."""
+        """Returns whether the rows of table `k` are on the device."""
         return isinstance(self._tables[k], DeviceTable)
 
     def find(self, keys: TableKeys | Int64[Tensor, "n"]) -> Lookup:
-        """Where the rows of `keys` are, without the rows; only of tables on the device."""
+        """Returns the slots of `keys`, without the rows; for tables on the device."""
         keys = self._keys(keys)
         slots, epochs = torch.full_like(keys.ids, -1), []
         for k, own in enumerate(self._split(keys)):
@@ -258,13 +260,13 @@ class DeviceTables(SeveralTables):
         weights: Float32[Tensor, "n"] | None = None,
         missing: Missing = "zeros",
     ) -> Float32[Tensor, "bags dim"]:
-        """Bags of the ids of table `k` between `borders`, pooled straight from its rows."""
+        """Pools bags of the ids of table `k` between `borders`, directly from its rows."""
         ids, slots = (x[borders[0] : borders[1]] for x in (found.keys.ids, _there(found.slots)))
         return device_bags.pool_bags(
             self._on_device(k), ids, slots, splits, pooling, weights=weights, missing=missing
         )
 
-    # ---- other verbs
+    # ---- other methods
 
     def assign(
         self,
@@ -273,7 +275,7 @@ class DeviceTables(SeveralTables):
         *,
         ts: int = 0,
     ) -> Applied:
-        """Sets rows and keeps optimizer state. The last of equals wins."""
+        """Sets rows; keeps optimizer state. Of equal ids, the last one wins."""
         return self._write("assign", self._keys(keys), rows, ts)
 
     def assign_add(
@@ -283,19 +285,19 @@ class DeviceTables(SeveralTables):
         *,
         ts: int = 0,
     ) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows; an absent row starts from its initial value."""
         return self._write("assign_add", self._keys(keys), rows, ts)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new; 0 = was absent, 1 = was there."""
+        """Resets rows and states; returns 1 per key that had a row, else 0."""
         return self._each(keys, "reinitialize", torch.int8)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
+        """Returns whether each key has a row."""
         return self._each(keys, "contains", torch.bool)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there."""
+        """Removes rows; returns which keys had a row."""
         return self._each(keys, "erase", torch.bool)
 
     # ---- helpers
@@ -304,7 +306,7 @@ class DeviceTables(SeveralTables):
         return as_keys(keys, len(self._tables), self.device, room=True)
 
     def _split(self, keys: TableKeys) -> Iterator[TableKeys]:
-        """The keys of each table for itself."""
+        """Yields the keys of each table."""
         for k, (start, stop) in enumerate(pairwise(keys.splits)):
             used = None if keys.used is None else keys.used[k : k + 1]
             yield TableKeys(keys.ids[start:stop], (0, stop - start), used)
@@ -350,12 +352,12 @@ class DeviceTables(SeveralTables):
 
 
 def _slots(rows: float) -> int:
-    """Slots of a table that has room for so many rows."""
+    """Returns the slots that a table for this many rows needs."""
     return int(rows / FILL) + 1
 
 
 def _there(slots: Tensor | None) -> Tensor:
-    assert slots is not None  # device tables tell them
+    assert slots is not None  # lookups of device tables always have slots
     return slots
 
 
@@ -366,7 +368,7 @@ def _on_host(
     counts: Tensor | None,
     **settings: Any,
 ) -> Applied:
-    """A write to a table in host memory; waits for the device."""
+    """Writes to a table in host memory; waits for the device."""
     ids = keys.exact().ids
     here, rows = to_host(ids, rows[: len(ids)])
     if counts is not None:

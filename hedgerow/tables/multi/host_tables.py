@@ -1,7 +1,7 @@
-"""The host tables of one process as one store of rows, and the pooled reads of their features.
+"""`HostTables`: the host tables of one process as one store, and pooled reads of their features.
 
-A cell is the keys that one rank asks of one table. The core keeps where it found their rows, so
-that an update at the same cells searches for no key again.
+A cell is the set of keys that one rank requests from one table. The core remembers where it found
+the rows of cells, so an update of the same cells does not search for the keys again.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _Cells = tuple[int, int, int, list[int], int, int]
 
 
 class HostBags:
-    """A group of features over host tables. What does not change from step to step is kept here.
+    """Reads and updates one group of features of host tables. Safe from many threads.
 
-    Safe from many threads.
+    It keeps what does not change from step to step.
     """
 
     def __init__(self, tables: Sequence[HostTable], group: FeatureGroup, outputs: Recycler) -> None:
         self.features = group.features
-        self.tables = tables  # of the store
+        self.tables = tables  # all tables of the store, in order
         self._places = list(group.places)
         self._outputs = outputs
         owners = [tables[feature.table] for feature in self.features]
@@ -77,19 +77,20 @@ class HostBags:
     def read(
         self, bags: FeatureBags, *, training: bool, step: int, keep: bool
     ) -> tuple[tuple[Tensor, ...], BagsRead | None]:
-        """The vectors of each feature and, to `keep` for an update, where their rows were."""
+        """Returns the vectors of each feature, and with `keep` the read for an update."""
         sizes, shapes = self._shapes(bags)
         flat, reused = self._outputs.take(sum(sizes))
-        # Parts that are no views of each other: autograd takes in-place changes of such outputs.
+        # Outputs that are not views of one another: autograd allows in-place changes of such
+        # outputs.
         outs = torch.unsafe_split_with_sizes(flat, sizes)
-        addresses: list[int] = []  # filled in the loop: each comprehension would be a call
+        addresses: list[int] = []  # filled in the loop, because a comprehension costs a call
         for out, shape in zip(outs, shapes, strict=True):
             addresses.append(out.resize_(*shape).data_ptr())
         found = self.core.lookup(self._cells(bags), training, step, addresses, reused, keep)
         return outs, None if found is None else BagsRead(self, found)
 
     def _shapes(self, bags: FeatureBags) -> tuple[list[int], list[tuple[int, ...]]]:
-        """How many values each output has, and its shape; kept for batches of as many samples."""
+        """Returns the size and shape of each output; cached for the same number of samples."""
         samples, (known, sizes, shapes) = bags.batch.samples, self._shaped
         if known != samples:
             shapes = [(samples, *tail) for tail in self._tails]
@@ -101,9 +102,9 @@ class HostBags:
         return sizes, shapes
 
     def _cells(self, bags: FeatureBags) -> _Cells:
-        """The ids of a batch as the core takes them."""
+        """Returns the ids of a batch in the form that the core takes."""
         batch = bags.batch
-        weights = None if self._unpooled else batch.weights  # unpooled rows are shown as they are
+        weights = None if self._unpooled else batch.weights  # unpooled rows are not weighted
         return (
             batch.values.data_ptr(),
             batch.values.shape[0],
@@ -114,7 +115,7 @@ class HostBags:
         )
 
     def spread(self, found: native.BagRows, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
-        """The gradient of each id of feature `i`."""
+        """Returns the gradient of each id of feature `i`."""
         grad = _plain(grad)
         out = torch.empty(found.count(i), self._dims[i], dtype=torch.float32, device="cpu")
         self.core.spread(found, i, _place(grad), out.data_ptr())
@@ -123,7 +124,7 @@ class HostBags:
     def check_finite(
         self, found: native.BagRows, grads: Sequence[Tensor | None], places: list[int]
     ) -> None:
-        """Refuses the first gradient that a table which rejects such may not take."""
+        """Raises for the first gradient that is not finite and that its table rejects."""
         if not self._rejects_any:
             return
         at, bag, column = self.core.not_finite(found, places, self._rejects)
@@ -142,7 +143,7 @@ class HostBags:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BagsRead:
-    """Bags that were read from host tables, as they were then, and where their rows were."""
+    """Bags that were read from host tables, with their ids and the slots of their rows."""
 
     group: HostBags
     found: native.BagRows
@@ -165,22 +166,22 @@ class BagsRead:
         return Lookup(TableKeys(ids, (0, *accumulate(sizes))), nothing, dims, slots, marks)
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
-        """The ids of feature `i`."""
+        """Returns the ids of feature `i`."""
         ids = torch.empty(self.found.count(i), dtype=torch.int64, device="cpu")
         self.found.ids(i, ids.data_ptr())
         return ids
 
     def key_gradients(self, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
-        """The gradient of each id of feature `i`."""
+        """Returns the gradient of each id of feature `i`."""
         return self.group.spread(self.found, i, grad)
 
     @property
     def learner(self) -> BagsRead:
-        """Itself."""
+        """This object: it applies its own gradients."""
         return self
 
     def learns(self, given: Sequence[Gradients], clip: float) -> bool:
-        """Any number of reads of one store."""
+        """Whether one `learn` call can apply all these gradients: all were read from one store."""
         del clip
         for one in given:
             if not (isinstance(one.read, BagsRead) and one.read.group.tables is self.group.tables):
@@ -188,16 +189,19 @@ class BagsRead:
         return True
 
     def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
-        """One optimizer step per table and id. All is checked before the first row changes."""
+        """Applies one optimizer step per table and id.
+
+        All checks come before the first row changes.
+        """
         tables = self.group.tables
         uses = [0] * len(tables)
-        parts, held = [], []  # what the core reads lives until it is done
+        parts, held = [], []  # `held` keeps the memory alive that the core reads
         for one in given:
             read = one.read
-            assert isinstance(read, BagsRead)  # as `learns` has seen
+            assert isinstance(read, BagsRead)  # `learns` has checked this
             group = read.group
             grads = [None if grad is None else _plain(grad) for grad in one.grads]
-            places: list[int] = []  # one list: many tuples would wake the garbage collector
+            places: list[int] = []  # one flat list: many tuples would trigger the garbage collector
             for grad in grads:
                 places += _NO_GRADIENT if grad is None else _place(grad)
             group.check_finite(read.found, grads, places)
@@ -211,7 +215,7 @@ class BagsRead:
                 table.core.stamps.stamp(ts, n) if n else 0
                 for table, n in zip(tables, uses, strict=True)
             ]
-        else:  # they have one clock
+        else:  # all tables have the same clock
             times = [tables[0].core.stamps.stamp(ts, 0)] * len(tables)
         with memory_errors():
             native.learn_bags(parts, step, rates, times, clip)
@@ -220,9 +224,9 @@ class BagsRead:
 def found_rows(
     found: native.BagRows, owners: Sequence[int], tables: Sequence[HostTable]
 ) -> tuple[Int32[Tensor, "n"], tuple[RowsMark | None, ...]]:
-    """Where the rows of features were found, and until when that holds for each table.
+    """Returns the slots of the rows of features, and per table the mark that keeps them valid.
 
-    `owners` are the numbers of the features' tables.
+    `owners` are the table numbers of the features.
     """
     counts = [found.count(i) for i in range(len(owners))]
     slots = torch.empty(sum(counts), dtype=torch.int32, device="cpu")
@@ -234,19 +238,19 @@ def found_rows(
         at += 4 * counts[i]
         if seen.setdefault(k, changes) == changes:
             marks[k] = RowsMark(tables[k].core.native_table, changes)
-        else:  # rows came or went while the features of this table were read
+        else:  # rows were inserted or removed while the features of this table were read
             marks[k] = None
     return slots, tuple(marks)
 
 
 def _count_uses(read: BagsRead, grads: Sequence[Tensor | None], uses: list[int]) -> None:
-    """Adds how many ids of each table have a gradient."""
+    """Adds to `uses` the number of ids of each table that have a gradient."""
     for i, (feature, grad) in enumerate(zip(read.features, grads, strict=True)):
         uses[feature.table] += 0 if grad is None else read.found.count(i)
 
 
 def _plain(grad: Tensor) -> Tensor:
-    """A gradient as the core reads it: float32 at addresses and strides."""
+    """Returns the gradient as strided float32, which the core reads by address and strides."""
     if grad.dtype is torch.float32 and grad.layout is torch.strided and not grad.is_neg():
         return grad
     return grad.to_dense().resolve_neg().float()
@@ -259,16 +263,16 @@ def _place(grad: Tensor) -> tuple[int, int, int, int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CellsRead:
-    """Where the rows of cells were found. `floats` holds where the rows of each cell begin."""
+    """Where the rows of cells were found. `floats` holds the offset of each cell's rows."""
 
     found: native.BagRows
     floats: tuple[int, ...]
 
 
 class HostCells:
-    """The cells that `ranks` ranks ask of some host tables: rank after rank, table after table.
+    """Reads and updates the cells of `ranks` ranks, ordered by rank and then by table.
 
-    It serves tables that count no ids: tables without rules of admission and of room.
+    It serves tables that count no ids: tables without an admission rule and without `Lru` or `Lfu`.
     """
 
     def __init__(self, tables: Sequence[HostTable], ranks: int) -> None:
@@ -287,7 +291,7 @@ class HostCells:
 
     @staticmethod
     def serves(tables: Sequence[HostTable]) -> bool:
-        """Whether cells of these tables can be read and learnt so."""
+        """Returns whether cells of these tables can be read and updated this way."""
         return all(
             table.config.admit is None and table.order is None and not table.config.serving
             for table in tables
@@ -302,7 +306,7 @@ class HostCells:
         training: bool,
         step: int,
     ) -> CellsRead | None:
-        """Writes the rows of cells of these `sizes` to `out`; in training it keeps their places."""
+        """Writes the rows of cells of these `sizes` to `out`; in training, returns their slots."""
         offsets = torch.tensor((0, *accumulate(sizes)), dtype=torch.int64, device="cpu")
         floats = (0, *accumulate(map(mul, sizes, self._dims)))
         cells = (ids.data_ptr(), len(ids), offsets.data_ptr(), self._places, 1, 0)
@@ -312,7 +316,7 @@ class HostCells:
         return None if found is None else CellsRead(found, floats)
 
     def rows_of(self, read: CellsRead) -> tuple[Int32[Tensor, "n"], tuple[RowsMark | None, ...]]:
-        """Where the rows of all keys were found, and until when that holds for each table."""
+        """Returns the slots of all keys, and per table the mark that keeps them valid."""
         tables = len(self._tables)
         return found_rows(read.found, [cell % tables for cell in self._places], self._tables)
 
@@ -325,7 +329,7 @@ class HostCells:
         ts: int,
         policy: UpdatePolicy,
     ) -> Applied:
-        """One optimizer step per table and distinct id, at the cells of one or several reads."""
+        """Applies one optimizer step per table and distinct id, for the cells of some reads."""
         given = []
         for read, own in zip(reads, grads, strict=True):
             at, places = own.data_ptr(), list[int]()
@@ -335,23 +339,23 @@ class HostCells:
         rates = self._fixed_rates or [table.core.rates_at(step) for table in self._tables]
         times = [self._tables[0].core.stamps.stamp(ts, 0)] * len(
             self._tables
-        )  # they have one clock
+        )  # all tables have the same clock
         clip = 0.0 if policy.clip is None else policy.clip.norm
         with memory_errors():
             done = native.learn_bags(given, step, rates, times, clip)
         return Applied.of(*done)
 
 
-_MOST_GROUPS = 64  # of features, that one store keeps ready
+_MOST_GROUPS = 64  # feature groups that one store keeps prepared
 
 
 class HostTables(SeveralTables):
-    """The RowStore of K host tables, in byte order of their names; safe from many threads.
+    """The `RowStore` of K host tables, in byte order of their names; safe from many threads.
 
-    Keys are `TableKeys` with one split a table; rows and gradients are flat, table after table. A
-    call checks its share for every table before it changes the first. A table without keys in a
-    call is left alone, its `max_ts` too. `rates` holds one rate a segment, tables in order. Tables
-    that count ids for admission share the `filter`, if one is given.
+    Keys are `TableKeys` of K tables. Rows and gradients are flat, table after table. A call checks
+    its arguments for every table before it changes the first. A table without keys in a call is not
+    touched, and its `max_ts` stays. `rates` holds one rate per segment, for the tables in order. If
+    a `filter` is given, the tables that count ids for admission share it.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -383,7 +387,7 @@ class HostTables(SeveralTables):
         self._outputs = Recycler()
         for table in self._tables:
             table.core.share_outputs(self._outputs, len(self._tables))
-        self._readers: list[native.Table] = []  # filled by the first who needs them
+        self._readers: list[native.Table] = []  # filled on first use
         self._groups: dict[FeatureGroup, HostBags] = {}
         self._serves = any(config.serving for config in self.config.configs)
 
@@ -393,20 +397,20 @@ class HostTables(SeveralTables):
 
     @property
     def device(self) -> torch.device:
-        """Host memory."""
+        """The device of the rows: host memory."""
         return CPU
 
     @property
     def programs_read(self) -> bool:
-        """Exported programs read rows in host memory."""
+        """Whether exported programs can read these rows: yes, in host memory."""
         return True
 
     def moves_to(self, device: torch.device) -> bool:
-        """To a GPU, while they have no rows."""
+        """Returns whether empty tables can move to `device`: only to a GPU."""
         return device.type == "cuda"
 
     def emptied(self, clock: Clock) -> HostTables:
-        """The same tables without rows."""
+        """Returns the same tables without rows."""
         return HostTables({table.config.name: table.config for table in self._tables}, clock=clock)
 
     # ---- reads
@@ -419,7 +423,7 @@ class HostTables(SeveralTables):
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Lookup:
-        """Rows of `keys`, flat, into `out` if given. Nothing is inserted."""
+        """Returns the rows of `keys`, flat, in `out` if given. Inserts nothing."""
         if len(self._tables) == 1:
             alone = self._tables[0].lookup(keys, missing=missing, step=step, out=out)
             return replace(alone, epoch=(alone.epoch,))
@@ -433,7 +437,7 @@ class HostTables(SeveralTables):
         return Lookup(keys, flat, self.dims, torch.cat(slots), marks)
 
     def bags_reader(self, bags: FeatureBags) -> HostBags | None:
-        """What reads and pools these bags in one call; None where only their rows can be read."""
+        """Returns what reads and pools these bags in one call; None if `lookup` must be used."""
         batch, weights = bags.batch, bags.batch.weights
         plain = batch.values.is_cpu and batch.values.is_contiguous()
         if weights is not None:
@@ -448,7 +452,7 @@ class HostTables(SeveralTables):
         return group
 
     def cells(self, ranks: int) -> HostCells | None:
-        """What reads and learns the keys that `ranks` ranks ask for; None: `lookup` does."""
+        """Returns what reads and updates the cells of `ranks` ranks; None: use `lookup`."""
         return HostCells(self._tables, ranks) if HostCells.serves(self._tables) else None
 
     def lookup_at(
@@ -459,7 +463,10 @@ class HostTables(SeveralTables):
         step: int | None,
         rows_at: int,
     ) -> None:
-        """As `lookup`, of ids at an address into room for rows that the caller has measured."""
+        """Looks up ids at an address, as `lookup`, and writes their rows to another address.
+
+        The caller has checked that the rows fit.
+        """
         for table, (start, stop) in zip(self._tables, pairwise(splits), strict=True):
             n = stop - start
             table.core.lookup_at(ids_at + 8 * start, n, missing, step, rows_at, reused=True)
@@ -468,7 +475,7 @@ class HostTables(SeveralTables):
     def lookup_between(
         self, message: bytes, start: int, splits: Sequence[int], head: bytes, tail: bytes
     ) -> bytes:
-        """As `lookup`, of ids that stand in a message, as bytes between two others."""
+        """Looks up ids inside a message; returns the rows as bytes between `head` and `tail`."""
         if not self._readers:
             self._readers = [table.core.reader() for table in self._tables]
         counts = [stop - first for first, stop in pairwise(splits)]
@@ -483,7 +490,10 @@ class HostTables(SeveralTables):
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Float32[Tensor, "floats"]:
-        """Rows of several batches of keys, one after the other: cell i is of table i modulo K."""
+        """Returns rows of several batches of keys, one after the other.
+
+        Cell i is of table i modulo K.
+        """
         arguments.missing_rule(missing)
         flat = self._room(id_offsets, out)
         cells = parts.cut(self._tables, ids, id_offsets, flat)
@@ -491,7 +501,7 @@ class HostTables(SeveralTables):
         return flat
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
+        """Returns whether each key has a row."""
         return self._each(keys, HostTable.contains, torch.bool)
 
     # ---- writes
@@ -508,7 +518,7 @@ class HostTables(SeveralTables):
         per_occurrence: bool = False,
         policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """One optimizer step per table and distinct id, with its summed gradient."""
+        """Applies one optimizer step per table and distinct id, using its summed gradient."""
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         grads = self._flat("grads", grads, keys)
         arguments.occurrences(counts, len(keys.ids))
@@ -529,17 +539,18 @@ class HostTables(SeveralTables):
         *,
         ts: int = 0,
     ) -> Applied:
-        """Sets rows and keeps optimizer state. The last of equals wins."""
+        """Sets rows; keeps optimizer state. Of equal ids, the last one wins."""
         keys = self._keys(keys)
         return parts.assign(self._cut(keys, self._flat("rows", rows, keys)), ts=ts)
 
     def assign_in(
         self, message: bytes, places: Sequence[tuple[int, int, int]], *, ts: int = 0
     ) -> bool:
-        """As `assign`, of what stands in a message: each table's first id, how many, first row.
+        """Assigns rows from a message; `places` holds each table's first id, count and first row.
 
-        False, with nothing changed, where numbers could not stand there in memory, or a table
-        rejects a value: `assign` does it, or says why not. The caller has measured the places.
+        Returns False and changes nothing if the numbers are not aligned in memory or a table
+        rejects a value. The caller then calls `assign`, which writes the rows or raises the error.
+        The caller has checked that the places lie inside the message.
         """
         given = [one for one in zip(self._tables, places, strict=True) if one[1][1]]
         with memory_errors():
@@ -558,12 +569,12 @@ class HostTables(SeveralTables):
         *,
         ts: int = 0,
     ) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows; an absent row starts from its initial value."""
         keys = self._keys(keys)
         return parts.assign_add(self._cut(keys, self._flat("rows", rows, keys)), ts=ts)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there."""
+        """Resets rows and states, at the clock's time; returns 1 per key that had a row, else 0."""
         keys = self._keys(keys)
         for k, table in enumerate(self._tables):
             if len(keys.ids_of(k)):
@@ -571,7 +582,7 @@ class HostTables(SeveralTables):
         return self._each(keys, HostTable.reinitialize, torch.int8)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there."""
+        """Removes rows; returns which keys had a row."""
         return self._each(keys, HostTable.erase, torch.bool)
 
     def clear(self) -> None:
@@ -585,7 +596,7 @@ class HostTables(SeveralTables):
         return as_keys(keys, len(self._tables))
 
     def _flat(self, name: str, rows: Tensor, keys: TableKeys) -> Tensor:
-        if len(self._tables) == 1:  # as every store of one table: flat or [n, dim]
+        if len(self._tables) == 1:  # like every store of one table: flat or [n, dim]
             return arguments.rows_of_batch(name, rows, len(keys.ids), self.dims[0]).view(-1)
         return parts.flat_rows(name, rows, parts.float_offsets(keys.splits, self.dims)[-1])
 

@@ -1,4 +1,4 @@
-"""One call on several tables: everything is checked before anything changes, then done in order."""
+"""One call on several tables: all arguments are checked first, then the tables change in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..store import Applied, Lookup, Missing, TableKeys
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableCall:
-    """The share of one table in a call: its ids and their rows, gradients or room for rows."""
+    """One table's part of a call: its ids, and its rows, gradients or output."""
 
     table: HostTable
     ids: Int64[Tensor, "n"]
@@ -32,7 +32,7 @@ class TableCall:
 
 
 def float_offsets(id_offsets: Sequence[int], dims: Sequence[int]) -> list[int]:
-    """Where each cell's floats start, and the end; cell i belongs to table i modulo the tables.
+    """Returns the offset of each cell's floats, and the end; cell i is of table i modulo K.
 
     >>> float_offsets([0, 1, 1, 2, 2, 3, 4], [1, 2, 2])
     [0, 1, 1, 3, 3, 5, 7]
@@ -52,10 +52,10 @@ def cut(
     counts: Int64[Tensor, "n"] | None = None,
     found: Lookup | None = None,
 ) -> list[TableCall]:
-    """Parts of flat ids and rows, without copies; cells without ids are left out.
+    """Splits flat ids and rows into parts by table, without copies; cells without ids are left out.
 
-    Whoever calls has checked `ids`, `id_offsets` and `flat`. `found` says where the rows of all ids
-    of one cell a table are.
+    The caller has checked `ids`, `id_offsets` and `flat`. `found` says where the rows of all ids
+    are, if there is one cell per table.
     """
     dims = [table.layout.dim for table in tables]
     at = float_offsets(id_offsets, dims)
@@ -77,7 +77,7 @@ def cut(
 def lookup(
     parts: Sequence[TableCall], *, missing: Missing = "zeros", step: int | None = None
 ) -> list[Tensor]:
-    """Fills the parts' rows; where a table tells where it found its own, that is returned."""
+    """Fills the rows of the parts; returns the slots that the tables report."""
     slots = list[Tensor]()
     for part in parts:
         found = part.table.lookup(part.ids, missing=missing, step=step, out=part.rows)
@@ -87,20 +87,20 @@ def lookup(
 
 
 def assign(parts: Sequence[TableCall], *, ts: int = 0) -> Applied:
-    """Sets rows; optimizer state is kept."""
+    """Sets rows; keeps their optimizer state."""
     _check_rows(parts, ts)
     return total([part.table.assign(part.ids, part.rows, ts=ts) for part in parts])
 
 
 def assign_add(parts: Sequence[TableCall], *, ts: int = 0) -> Applied:
-    """Adds to rows; an absent one starts from its first value."""
+    """Adds to rows; an absent row starts from its initial value."""
     _check_rows(parts, ts)
     return total([part.table.assign_add(part.ids, part.rows, ts=ts) for part in parts])
 
 
 def _check_rows(parts: Sequence[TableCall], ts: int) -> None:
     checks.count("ts", ts)
-    for part in parts if len(parts) > 1 else ():  # one alone is checked by its own call
+    for part in parts if len(parts) > 1 else ():  # a single table checks its own call
         part.table.core.checked_keys_and_rows(part.ids, part.rows)
 
 
@@ -112,10 +112,10 @@ def apply_gradients(
     per_occurrence: bool = False,
     reject: bool = True,
 ) -> Applied:
-    """One optimizer step per part and distinct id, part after part."""
+    """Applies one optimizer step per part and distinct id, part after part."""
     checks.count("ts", ts)
     checks.flag("per_occurrence", per_occurrence)
-    # All are asked before the first changes; a rate that is a function is asked once.
+    # All arguments are checked before the first change, and each rate function is called once.
     ready = [
         part.table.core.update_arguments(
             part.ids, part.rows, part.rates, step, part.counts, reject=reject
@@ -133,7 +133,7 @@ def apply_gradients(
 
 
 def total(done: Sequence[Applied]) -> Applied:
-    """What several writes did together.
+    """Adds up the results of several writes.
 
     >>> total([Applied.of(inserted=2), Applied.of(inserted=1, dropped=1)])
     Applied(inserted=3, refused=0, dropped=1)
@@ -147,7 +147,7 @@ def total(done: Sequence[Applied]) -> Applied:
 
 
 def first_not_finite(flat: Float32[Tensor, "floats"]) -> int:
-    """The place of the first value that is not finite; -1 if all are.
+    """Returns the position of the first value that is not finite; -1 if all are finite.
 
     >>> first_not_finite(torch.tensor([1.0, float("inf")]))
     1
@@ -158,7 +158,7 @@ def first_not_finite(flat: Float32[Tensor, "floats"]) -> int:
 def flat_rows(
     name: str, rows: Tensor, floats: int, device: torch.device = checks.CPU
 ) -> Float32[Tensor, "floats"]:
-    """Rows, gradients or output of several tables: flat, as long as all rows together."""
+    """Returns checked rows, gradients or output of several tables: flat, with `floats` values."""
     if isinstance(rows, Tensor) and rows.dim() != 1:
         raise InputError(
             f"{name} has shape {tuple(rows.shape)}; rows of several tables are flat, ({floats},): "
@@ -171,7 +171,10 @@ def flat_rows(
 def flat_output(
     out: Tensor, floats: int, device: torch.device = checks.CPU
 ) -> Float32[Tensor, "floats"]:
-    """The caller's output for several tables; each table's lookup marks its share as changed."""
+    """Returns the caller's checked output for several tables.
+
+    Each table's lookup marks its part as changed for autograd.
+    """
     if isinstance(out, Tensor) and out.requires_grad:
         raise InputError("out requires grad; autograd could not see it change. Detach it.")
     return flat_rows("out", out, floats, device)

@@ -1,4 +1,4 @@
-"""Keys of several tables, sorted by the shard that owns them, and the way back of rows."""
+"""Keys of several tables sorted by the shard that owns them, and the return of their rows."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ from ...ops.split import ragged_split_by_indices
 from ...routing.router import Router
 from ..store import TableKeys
 
-_MOST_KEYS = 2**31 - 1  # places of 32 bits
-_SPLIT_BLOCK = 16384  # fewer keys than this are split by one thread
+_MOST_KEYS = 2**31 - 1  # positions are 32-bit
+_SPLIT_BLOCK = 16384  # fewer keys are split by one thread
 _MOST_BLOCKS = 64
 
 
 @dataclass(frozen=True, eq=False)
 class RoutedKeys:
-    """Keys of K tables for R owners: owner after owner, inside an owner table after table.
+    """Keys of K tables for R owners, ordered by owner and then by table.
 
-    The rows of `ids` come back in the same order, one flat tensor. `places` says which of `ids`
-    each packed key is.
+    The rows of `ids` come back in the same order, as one flat tensor. `places` holds the position
+    in `ids` of each packed key.
     """
 
     ids: Int64[Tensor, "u"]
-    slot_sizes: Int64[Tensor, "R * K"]  # ids of each table for each owner, in host memory
+    slot_sizes: Int64[Tensor, "R * K"]  # the number of ids per owner and table, in host memory
     places: Tensor  # int32 or int64 [n]
-    splits: tuple[int, ...]  # of what was packed, by table
+    splits: tuple[int, ...]  # the offsets of the tables in the packed keys
     dims: tuple[int, ...]
     dim: int  # columns of all tables; 0 if they differ
-    floats: int  # values of the rows of `ids`
-    is_plain: bool = False  # whether `ids` are the packed keys themselves
+    floats: int  # the number of values in the rows of `ids`
+    is_plain: bool = False  # whether `ids` are the packed keys, unchanged
 
     @property
     def shard_sizes(self) -> list[int]:
-        """Ids for each owner."""
+        """The number of ids for each owner."""
         return self.slot_sizes.view(-1, len(self.dims)).sum(1).tolist()
 
     @property
     def offset_sizes(self) -> list[int]:
-        """Keys that were packed, of each table."""
+        """The number of packed keys of each table."""
         return [stop - start for start, stop in pairwise(self.splits)]
 
-    @cached_property  # an update needs what its lookup needed
+    @cached_property  # an update reuses what its lookup computed
     def offsets(self) -> Tensor:
-        """Where the row of each packed key starts among the rows of `ids`."""
+        """The offset of each packed key's row in the rows of `ids`."""
         if self.dim:
             reach = len(self.ids) * self.dim > _MOST_KEYS
             return (self.places.long() if reach else self.places) * self.dim
         ranks, device = len(self.slot_sizes) // len(self.dims), self.ids.device
         widths = torch.tensor(self.dims * ranks)
-        # Inside a cell rows lie one behind the other; a cell starts where those before it end.
+        # Rows of a cell are contiguous; a cell starts where the cells before it end.
         ids, floats = self.slot_sizes, self.slot_sizes * widths
         first = (floats.cumsum(0) - floats) - (ids.cumsum(0) - ids) * widths
         cells = torch.arange(len(widths)).repeat_interleave(self.slot_sizes).to(device)
@@ -72,16 +72,16 @@ class RoutedKeys:
         return starts[self.places]
 
     def part(self, places: Tensor, splits: tuple[int, ...]) -> RoutedKeys:
-        """The same `ids` for some of the packed keys, whose `places` these are.
+        """Returns the same `ids` for some of the packed keys, given by their `places`.
 
-        Those of `ids` that none of them is have sums of zeros, and no occurrences.
+        Ids that none of these keys has get sums of zeros and no occurrences.
         """
         return replace(self, places=places, splits=splits, is_plain=False)
 
     def unpack(
         self, rows: Float32[Tensor, "floats"], out: Float32[Tensor, "packed_floats"]
     ) -> None:
-        """The row of every packed key, flat, into `out`, from the rows of `ids`."""
+        """Writes the row of every packed key, flat, to `out`, from the rows of `ids`."""
         if self.dim:
             dim = self.dim
             torch.index_select(rows.view(-1, dim), 0, self.places, out=out.view(-1, dim))
@@ -91,8 +91,8 @@ class RoutedKeys:
         torch.cat([part.view(-1) for part in found], out=out)
 
     def sum_gradients(self, grads: Float32[Tensor, "packed_floats"]) -> Float32[Tensor, "floats"]:
-        """Gradients of `ids` from those of every packed key: equal ids are summed in order."""
-        if self.dim and grads.is_cpu:  # all tables are as one
+        """Returns the gradients of `ids`: in-order sums of the gradients of equal keys."""
+        if self.dim and grads.is_cpu:  # all tables have the same width
             offsets, grads = self.offsets, grads.contiguous()
             sums = grads.new_empty(self.floats)
             native.add_windows(
@@ -112,7 +112,7 @@ class RoutedKeys:
         )
 
     def in_order(self, rows: Float32[Tensor, "packed_floats"]) -> Float32[Tensor, "floats"]:
-        """Rows of the packed keys in the order of `ids`; only where duplicates were kept."""
+        """Returns rows of the packed keys in the order of `ids`; only if duplicates were kept."""
         tables = len(self.dims)
         by_table = self._by_table(rows)
         cells = self.places.argsort().split(self.slot_sizes.tolist())
@@ -123,7 +123,7 @@ class RoutedKeys:
         return torch.cat(parts)
 
     def occurrences(self, counts: Int64[Tensor, "n"] | None = None) -> Int64[Tensor, "u"]:
-        """How often each of `ids` was packed; each packed key stands for `counts` of them."""
+        """Returns how often each of `ids` was packed; `counts` holds occurrences of packed keys."""
         if counts is None:
             return torch.bincount(self.places, minlength=len(self.ids))
         return torch.zeros_like(self.ids).index_add_(0, self.places, counts)
@@ -135,7 +135,7 @@ class RoutedKeys:
 
 
 class KeyRouter:
-    """Lays keys out for the owners that each table's router names.
+    """Sorts keys by the owners that each table's router gives.
 
     >>> keys = TableKeys(torch.tensor([4, 0, 2, 2, 3, 2, 4]), (0, 4, 7))
     >>> packed = KeyRouter((1, 2), [Router("roundrobin", 2)] * 2).pack(keys)
@@ -149,8 +149,8 @@ class KeyRouter:
         self.dims, self.routers = tuple(dims), tuple(routers)
         self.shards = self.routers[0].shards
         self._dim = self.dims[0] if len(set(self.dims)) == 1 else 0
-        self._ones = [1] * len(self.dims)  # offsets of rows of one column are places
-        # What the core needs of each router; of one alone where all tables have the same.
+        self._ones = [1] * len(self.dims)  # with rows of one column, offsets are positions
+        # The core's parameters per router; one entry if all tables have the same router.
         alike = all(router == self.routers[0] for router in self.routers)
         self._rules = [
             (router.code, *router.numbers(), router.bounds or ())
@@ -161,7 +161,10 @@ class KeyRouter:
         self._rank0_empty = first.rank0_empty
 
     def pack(self, keys: TableKeys, *, dedup: bool = True) -> RoutedKeys:
-        """Lays keys out. Equal ids of a table are packed once, as first seen, if `dedup`."""
+        """Packs the keys.
+
+        With `dedup`, equal ids of a table are packed once, in order of first occurrence.
+        """
         plain = False
         if dedup and keys.ids.is_cpu and len(keys.ids) <= _MOST_KEYS:
             ids, sizes, places = self._pack_here(keys)
@@ -175,7 +178,7 @@ class KeyRouter:
         return RoutedKeys(ids, sizes, places, keys.splits, self.dims, self._dim, floats, plain)
 
     def _pack_anywhere(self, keys: TableKeys, dedup: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids, sizes and places, by the ops of the keys' device."""
+        """Returns ids, sizes and places, computed on the keys' device."""
         found, number = _distinct(keys) if dedup else (_all(keys), None)
         if self.shards == 1:
             sizes, ids, place = found.row_splits.diff(), found.values, None
@@ -189,7 +192,7 @@ class KeyRouter:
         return ids, sizes, place
 
     def _pack_here(self, keys: TableKeys) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids, sizes and places of distinct keys in host memory, by calls of the core."""
+        """Returns ids, sizes and places of distinct keys in host memory, computed by the core."""
         by_modulo = self._by_modulo or self.shards == 1
         shards = self.shards if by_modulo else 1
         at, splits = keys.ids.data_ptr(), keys.splits
@@ -207,7 +210,7 @@ class KeyRouter:
             shards,
             by_modulo and self._rank0_empty,
             ids.data_ptr(),
-            sizes.data_ptr(),  # of shards, then of their tables
+            sizes.data_ptr(),  # sizes of shards, then of tables inside shards
             sizes.data_ptr() + 4 * shards,
             places.data_ptr(),
         )
@@ -222,7 +225,7 @@ class KeyRouter:
         return ids, slot_sizes, places
 
     def _split(self, ids: Tensor, table_sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys by owner, how many of each table go to each owner, and where each key was."""
+        """Returns the keys by owner, the sizes per owner and table, and each key's old position."""
         n, tables, shards = len(ids), len(self.dims), self.shards
         row_splits = torch.zeros(tables + 1, dtype=torch.int64, device="cpu")
         row_splits[1:] = table_sizes.cumsum(0)
@@ -258,9 +261,9 @@ def _all(keys: TableKeys) -> Ragged:
 
 
 def _distinct(keys: TableKeys) -> tuple[Ragged, Tensor]:
-    """The distinct ids of each table, and which of them each id is."""
+    """Returns the distinct ids of each table, and the position of each id among them."""
     tables = [keys.ids_of(k) for k in range(keys.tables)]
-    ones = [1] * keys.tables  # then the offsets of a single shard are places
+    ones = [1] * keys.tables  # for a single shard, offsets are then positions
     found = fused_reorder_by_indices(tables, 1, ones)
     sizes = splits_of(found.sharded_slot_sizes.tolist())
     splits = torch.tensor(sizes, device=keys.ids.device)
@@ -268,7 +271,7 @@ def _distinct(keys: TableKeys) -> tuple[Ragged, Tensor]:
 
 
 def _by_owner(found: Ragged, routers: Sequence[Router]) -> tuple[Tensor, Tensor, Tensor]:
-    """How many of each table go to each owner, the ids in that order, and the place of each."""
+    """Returns the sizes per owner and table, the sorted ids, and each id's new position."""
     borders = pairwise(found.row_splits.tolist())
     owners = [
         router.owners(found.values[start:stop])
@@ -284,7 +287,7 @@ def _by_owner(found: Ragged, routers: Sequence[Router]) -> tuple[Tensor, Tensor,
 
 
 def splits_of(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Borders of parts of these sizes, from 0 to their end.
+    """Returns the offsets of consecutive parts of these sizes, from 0 to the end.
 
     >>> splits_of([2, 0, 1])
     (0, 2, 2, 3)

@@ -1,4 +1,4 @@
-"""The configurations of several tables, and calls that ask each table in turn."""
+"""The configurations of several tables, and the calls that a store passes on to each table."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from ..store import PLAIN, Entries, Lookup, SummedGradients, TableKeys, UpdatePo
 if TYPE_CHECKING:
     from .host_tables import HostCells
 
-_KEPT = 64  # distinct sets of tables a process remembers; a trainer has a handful
+_KEPT = 64  # distinct sets of tables a process keeps; a trainer has a handful
 
 
 @dataclass(frozen=True)
 class MultiConfig:
-    """The tables of a store in byte order of their names, each config under its slot's name.
+    """The configs of a store's tables, in byte order of their slot names.
 
-    `of` gives the same object for equal content, whoever made the configs. A slot's name is its
-    table's name: one config may serve many slots, whose rows still start from different values.
+    `of` returns the same object for equal content. Each table is named after its slot, so one
+    config may serve many slots; their rows still start from different values.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -57,7 +57,7 @@ class MultiConfig:
 
     @staticmethod
     def of(configs: Mapping[str, TableConfig]) -> MultiConfig:
-        """From one config a slot, in any order."""
+        """Makes it from one config per slot, in any order."""
         if not isinstance(configs, Mapping) or not configs:
             raise ConfigError(
                 f"configs is {configs!r}; give a dict of at least one slot name and its config."
@@ -67,30 +67,30 @@ class MultiConfig:
                 raise ConfigError(f"slot name {name!r}; it must be a non-empty str.")
             if not isinstance(config, TableConfig):
                 raise ConfigError(f"slot {name!r} has config {config!r}; give a TableConfig.")
-        # Python orders strings by code point, which is the byte order of their UTF-8.
+        # Python orders strings by code point, which equals the byte order of their UTF-8.
         named = tuple((name, configs[name]) for name in sorted(configs))
         try:
             hash(named)
-        except TypeError:  # a rate that is a callable without a hash: nothing to remember it by
+        except TypeError:  # a rate is an unhashable callable: nothing can be cached
             return _resolve(named)
         return _remembered(named)
 
     @functools.cached_property
     def text(self) -> str:
-        """All of it in one canonical text: equal for equal content, in every process.
+        """The configs as one canonical text: equal for equal content, in every process.
 
-        Without slot keys: tables that place ids by different keys hold the same rows.
+        It leaves slot keys out, because tables with different slot keys hold the same rows.
         """
         return canonical(self.configs, without=("slot_key",))
 
     def at(self, slot: str) -> int:
-        """The place of a slot's table, or an error that lists the slots."""
+        """Returns the number of a slot's table; raises, listing the slots, if there is none."""
         if slot not in self.positions:
             checks.unknown("slot", str(slot), self.names)
         return self.positions[slot]
 
     def rates_of(self, rates: Sequence[Rate] | None) -> list[Sequence[Rate] | None]:
-        """Rates for each table from one a segment, table after table."""
+        """Splits rates, one per segment and table after table, by table."""
         if rates is None:
             return [None] * len(self.names)
         given, splits = check_rates(rates, self.segment_splits[-1]), self.segment_splits
@@ -112,11 +112,11 @@ _remembered = functools.lru_cache(maxsize=_KEPT)(_resolve)
 
 
 def canonical(value: object, *, without: tuple[str, ...] = ()) -> str:
-    """Configurations as one text, equal exactly where they mean the same.
+    """Returns configurations as one text; two texts are equal exactly if they mean the same.
 
-    Settings at their defaults are left out, so that a setting which a later release brings does not
-    change the text of a config that does not use it. `without` leaves fields of the outermost
-    records out.
+    Settings at their defaults are left out. A setting that a later release adds then does not
+    change the text of a config that does not use it. `without` names fields of the outermost
+    records to leave out.
 
     >>> from hedgerow.tables.optimizers import Sgd
     >>> canonical(Sgd(lr=1.0)) == canonical(Sgd(lr=1))
@@ -140,7 +140,7 @@ def _content(value: object, without: tuple[str, ...] = ()) -> Any:
         return value
     if isinstance(value, numbers.Integral):
         return int(value)
-    if isinstance(value, numbers.Real):  # 1 and 1.0 are one rate; numpy's numbers are numbers
+    if isinstance(value, numbers.Real):  # 1 and 1.0 are equal; so are numpy's
         number = float(value)
         return int(number) if number.is_integer() else number
     raise ConfigError(
@@ -156,72 +156,72 @@ def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
 
 
 class SeveralTables:
-    """The part of a store that its tables share out among them, in byte order of their names.
+    """The common part of stores of several tables, in byte order of the tables' names.
 
-    Tables on a device have the verbs of a `HostTable`, but asking them for rows or their number
-    waits for the device.
+    Tables on a device have the methods of a `HostTable`, but reading rows or their number waits for
+    the device.
     """
 
     config: MultiConfig
-    _tables: Sequence[Any]  # HostTable, or a table with its verbs
+    _tables: Sequence[Any]  # HostTable, or a table with the same methods
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tables, in order."""
+        """The names of the tables, in order."""
         return self.config.names
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Columns of each table, in order."""
+        """The number of columns of each table, in order."""
         return self.config.dims
 
     @property
     def tables(self) -> tuple[HostTable, ...]:
-        """The tables themselves, in order."""
+        """The tables, in order."""
         return tuple(self._tables)
 
     def table(self, k: int = 0) -> HostTable:
-        """Table `k` alone: whole rows, scans and statistics are its own."""
+        """Returns table `k` alone, for example for whole rows, scans and statistics."""
         return self._tables[arguments.table_number(k, len(self._tables))]
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Whole rows; of several tables, ask `table(k)`."""
+        """Returns whole rows, if there is one table; otherwise use `table(k)`."""
         return self._only("entries").entries(keys)
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows in slices; of several tables, ask `table(k)`."""
+        """Yields all rows in slices, if there is one table; otherwise use `table(k)`."""
         return self._only("scan").scan(rows)
 
     def size(self) -> int:
-        """Rows of all tables."""
+        """Returns the number of rows of all tables."""
         return sum(table.size() for table in self._tables)
 
     def __len__(self) -> int:
         return self.size()
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave to any table."""
+        """Returns the largest `ts` of all writes to any table."""
         return max(table.max_ts() for table in self._tables)
 
     def row_counts(self) -> dict[str, int]:
-        """Rows of each table."""
+        """Returns the number of rows of each table."""
         return {table.config.name: table.size() for table in self._tables}
 
     def stats_by_table(self) -> dict[str, TableStats]:
-        """Rows, bytes, load and counts of each table."""
+        """Returns rows, bytes, load and counters of each table."""
         return {table.config.name: table_stats(table) for table in self._tables}
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether `prefetch` does something."""
+        """Whether `prefetch` does something: no."""
         return False
 
     def prefetch(self, keys: TableKeys) -> None:
-        """Nothing: the rows are here."""
+        """Does nothing: the rows are in this process."""
         del keys
 
     def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
-        """False: no other process updates these rows."""
+        """Returns False: no other process updates these rows."""
         del step, ts, policy
         return False
 
@@ -233,16 +233,16 @@ class SeveralTables:
         counts: Int64[Tensor, "n"] | None = None,
         given: bool = True,
     ) -> SummedGradients:
-        """The sum of the gradients of each key, for an update at the result."""
+        """Returns the sum of the gradients of each key; an update can be made at the result."""
         return replace(summed(at, grads, counts, self.dims), given=given)
 
     def cells(self, ranks: int) -> HostCells | None:
-        """None: `lookup` reads what `ranks` ranks ask for."""
+        """Returns None: `lookup` reads the keys of ranks."""
         del ranks
         return None
 
     def configs_to_move(self, where: object) -> dict[str, TableConfig]:
-        """The tables, which may still go `where` they are to be: they have no rows."""
+        """Returns the configs of the tables, to build them at `where`; raises if they have rows."""
         if self.size():
             raise StateError(
                 f"tables with {self.size()} rows do not move: bring the model to {where} "
@@ -251,7 +251,7 @@ class SeveralTables:
         return {table.config.name: table.config for table in self._tables}
 
     def emptied(self, clock: Clock) -> Self:
-        """Raises: only tables in host memory are copied."""
+        """Raises: only tables in host memory can be copied."""
         del clock
         raise not_copied()
 
@@ -265,7 +265,7 @@ class SeveralTables:
 
 
 def stays(here: torch.device, device: torch.device) -> bool:
-    """False: tables on `here` do not move, and a module goes to another device without them."""
+    """Returns False: tables on `here` do not move. Raises if the module cannot leave `here`."""
     if here != CPU and device != here:
         raise StateError(
             f"tables on {here} do not move to {device}: hr.save the model, and hr.load it into "
@@ -275,7 +275,7 @@ def stays(here: torch.device, device: torch.device) -> bool:
 
 
 def not_copied() -> NotSupportedError:
-    """The error of a copy of a module whose rows are not all in host memory."""
+    """Returns the error for a copy of a module whose rows are not all in host memory."""
     return NotSupportedError(
         "a copy of a module whose rows are not all in host memory. Use hr.save(model, folder) "
         "and hr.load(model, folder) into a new one."
