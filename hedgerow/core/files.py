@@ -23,16 +23,16 @@ def local_path(path: str | PathLike[str]) -> Path:
     'runs/first'
     >>> local_path("s3://bucket/run")
     Traceback (most recent call last):
-    hedgerow.core.errors.InputError: 's3://bucket/run' is a URL; paths are of this machine's file \
-system so far: mount the place, or copy the files here, and give that path.
+    hedgerow.core.errors.InputError: 's3://bucket/run' is a URL; only paths of this \
+machine's file system are supported: mount the storage or copy the files here, and give that path.
     """
     text = fspath(path)
     if "\0" in os.fsdecode(text):
         raise InputError(f"{text!r} has a null character, which no path may have; remove it.")
     if isinstance(text, str) and _URL.match(text):
         raise InputError(
-            f"{text!r} is a URL; paths are of this machine's file system so far: mount the place, "
-            f"or copy the files here, and give that path."
+            f"{text!r} is a URL; only paths of this machine's file system are supported: mount the "
+            f"storage or copy the files here, and give that path."
         )
     return Path(path)
 

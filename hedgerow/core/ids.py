@@ -59,7 +59,7 @@ def check_splits(name: str, splits: Int64[Tensor, "rows + 1"], values: int) -> N
     hedgerow.core.errors.InputError: row_splits falls from 2 to 1 at 2; borders of rows never fall.
     """
     if splits.shape[0] == 0:
-        raise InputError(f"{name} is empty; rows are cut by [0, ..., {values}], [0] if none.")
+        raise InputError(f"{name} is empty; it must be [0, ..., {values}], or [0] without rows.")
     borders = splits.numpy(force=True)  # four times faster than torch for a few numbers
     first, last = int(borders[0]), int(borders[-1])
     if first != 0 or last != values:

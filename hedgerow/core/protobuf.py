@@ -99,7 +99,7 @@ class ProtobufReader:
         if wire_type == BYTES:
             start, packed = self._at, self.bytes()
             if len(packed) % 4:
-                raise WireError(f"{len(packed)} bytes of floats at byte {start}; not 4 a value")
+                raise WireError(f"{len(packed)} bytes of floats at byte {start}; not 4 per value")
             return np.frombuffer(packed, "<f4")
         if wire_type != FIXED32:
             self.refuse(number, wire_type)

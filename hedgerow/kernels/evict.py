@@ -370,7 +370,7 @@ def pin(
     With several tables, `splits` divides the slots by table.
     """
     if table.pins is None:
-        raise InputError("the table holds no rows; make it with Arrays.make(..., pinned=True).")
+        raise InputError("the table cannot pin rows; make it with Arrays.make(..., pinned=True).")
     slots = table.numbered(slots, splits)
     if len(slots):
         _pin[blocks(len(slots), _ROWS)](slots, table.pins, len(slots), by, ROWS=_ROWS)

@@ -158,7 +158,7 @@ def create_partitioned_hash_table(
     `parity` it takes two steps, as in Monolith.
     """
     if feature_name_to_config is None:
-        raise InputError("feature_name_to_config is not given; partitioned tables are of features.")
+        raise InputError("feature_name_to_config is not given; pass the config of each feature.")
     native = checks.flag("use_native_multi_hash_table", use_native_multi_hash_table)
     shards = _Shards.of(num_ps, hash_filters, sync_clients, native=native)
     half = checks.flag("transfer_float16", transfer_float16)
@@ -222,12 +222,12 @@ class _Shards:
         filters = [None] * count if hash_filters is None else list(hash_filters)
         if len(filters) != count:
             raise InputError(
-                f"{num_ps} servers but {len(filters)} hash filters; give {count}, one a shard."
+                f"{num_ps} servers but {len(filters)} hash filters; give {count}, one per shard."
             )
         clients = list(sync_clients or [None] * count)
         if num_ps > 0 and len(clients) != num_ps:
             raise InputError(
-                f"{num_ps} servers but {len(clients)} sync clients; give one a server."
+                f"{num_ps} servers but {len(clients)} sync clients; give one per server."
             )
         clients = clients[:count]
         factory = MultiHashTableFactory(filters, clients) if native else None

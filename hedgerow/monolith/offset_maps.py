@@ -62,11 +62,11 @@ def widths(dims: Sequence[int], row_splits: Tensor) -> list[int]:
 
     >>> widths([2, 3], torch.tensor([0, 1]))
     Traceback (most recent call last):
-    hedgerow.core.errors.InputError: dims has 2 widths for 1 rows; pass one a row.
+    hedgerow.core.errors.InputError: dims has 2 widths for 1 rows; pass one per row.
     """
     rows = row_splits.shape[0] - 1
     if len(dims) != rows:
-        raise InputError(f"dims has {len(dims)} widths for {rows} rows; pass one a row.")
+        raise InputError(f"dims has {len(dims)} widths for {rows} rows; pass one per row.")
     for dim in dims:
         if isinstance(dim, bool) or not isinstance(dim, int) or not 0 <= dim < _MOST:
             raise InputError(f"dims holds {dim!r}; a width is an int in [0, {_MOST}).")

@@ -83,7 +83,7 @@ def _factor(scale: float | Tensor) -> Float[Tensor, ""]:
 def _offsets(offsets: Sequence[Tensor], dims: Sequence[int]) -> list[Tensor]:
     if len(offsets) != len(dims):
         raise InputError(
-            f"{len(offsets)} lists of offsets for {len(dims)} embedding_dims; pass as many."
+            f"{len(offsets)} lists of offsets for {len(dims)} embedding_dims; pass one for each."
         )
     for dim in dims:
         checks.count("embedding_dims", dim)

@@ -146,7 +146,7 @@ def _equally_many(first: str, one: Sequence[Any], **others: Sequence[Any]) -> No
     for name, other in others.items():
         if len(other) != len(one):
             raise InputError(
-                f"{name} has {len(other)} entries, {first} {len(one)}; they go together one by one."
+                f"{name} has {len(other)} entries, {first} {len(one)}; they must be equally many."
             )
 
 
@@ -345,7 +345,7 @@ def _check_parts(row_split: Tensor, sizes: Tensor, validate: bool) -> None:
         return
     if sizes.numel() and int(sizes.min()) < 1:
         raise InputError(
-            f"row_split_size holds {int(sizes.min())}; the borders of no row are [0], one of them."
+            f"row_split_size holds {int(sizes.min())}; a part without rows has one border, [0]."
         )
     if int(sizes.sum()) != row_split.shape[0]:
         raise InputError(

@@ -95,7 +95,7 @@ def _refuse(index: int, num_splits: int, at: int | None = None) -> None:
 def _check(indices: Tensor, name: str, rows: Tensor, num_splits: int) -> Tensor:
     """Returns `indices`, contiguous, after checking types and lengths."""
     if not isinstance(rows, Tensor) or rows.dim() == 0:
-        raise InputError(f"{name} must be a tensor with one row an index.")
+        raise InputError(f"{name} must be a tensor with one row per index.")
     checks.count("num_splits", num_splits, least=1)
     indices = arguments.typed("indices", indices, (torch.int64,), (rows.shape[0],))
     arguments.together("indices", indices, name, rows)

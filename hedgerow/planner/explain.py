@@ -289,8 +289,8 @@ def _curve(plan: Plan, name: str, present: int, sizes: Sequence[int]) -> Curve:
 def _inputs(plan: Plan) -> PlanInputs:
     if plan.inputs is None:
         raise StateError(
-            "this plan's file holds decisions alone, without the options that were weighed; plan "
-            "again to ask what if."
+            "this plan's file holds only decisions, not the options that were evaluated; plan "
+            "again to use what_if."
         )
     return plan.inputs
 

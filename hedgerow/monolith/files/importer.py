@@ -157,7 +157,9 @@ class RowBatch:
                 f"configuration gives the table dim {self.layout.dim}. Correct its segments."
             )
         if entry.ts < 0:
-            raise InputError(f"{self._place(record, entry.id)} has the time {entry.ts}; 0 or more.")
+            raise InputError(
+                f"{self._place(record, entry.id)} has the time {entry.ts}; it must be at least 0."
+            )
         self._ids[i], self._rows[i] = entry.id, entry.values
         self._ts[i] = 0 if self.config.serving else entry.ts  # a serving row has no update time
         if self.layout.places:

@@ -292,7 +292,7 @@ def asked_for(environ: Environ | None = None, transport: str = "auto") -> Transp
                 return byteps() if name == "byteps" else horovod()
             if (found := if_installed(name)) is not None:
                 return found
-            _log.warning("%s asks for %s, which is not installed: torch it is", variable, name)
+            _log.warning("%s asks for %s, which is not installed: torch is used", variable, name)
     return TorchTransport()
 
 

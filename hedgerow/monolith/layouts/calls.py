@@ -101,7 +101,7 @@ def fused_embedding_to_layout_requests(
     if any(one.shape[0] != len(rows) for one in sizes):
         raise InputError(
             f"nfl_size, feature_size, fid_size have {[one.shape[0] for one in sizes]} entries; "
-            f"batch_size has {len(rows)}: one a request."
+            f"batch_size has {len(rows)}: one per request."
         )
     return embedding_to_layout(
         lists,

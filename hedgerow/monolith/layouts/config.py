@@ -74,17 +74,17 @@ class LayoutFeature:
     max_sequence_length: int = 0
 
     def __post_init__(self) -> None:
-        _name("Feature", "table", self.table)
-        checks.choice("Feature", "pooling", self.pooling, POOLINGS)
-        dims = _entries("Feature", "slice_dims", self.slice_dims)
-        _set(self, slice_dims=tuple(_whole("Feature", "slice_dims", dim, 1) for dim in dims))
-        _whole("Feature", "slice_dims' sum", self.width, 1)
-        length = _whole("Feature", "max_sequence_length", self.max_sequence_length, -(2**31))
+        _name("LayoutFeature", "table", self.table)
+        checks.choice("LayoutFeature", "pooling", self.pooling, POOLINGS)
+        dims = _entries("LayoutFeature", "slice_dims", self.slice_dims)
+        _set(self, slice_dims=tuple(_whole("LayoutFeature", "slice_dims", dim, 1) for dim in dims))
+        _whole("LayoutFeature", "slice_dims' sum", self.width, 1)
+        length = _whole("LayoutFeature", "max_sequence_length", self.max_sequence_length, -(2**31))
         _set(self, max_sequence_length=length)
         if self.pooling == "FIRSTN" and self.max_sequence_length < 1:
             raise ConfigError(
-                f"Feature.max_sequence_length is {self.max_sequence_length}; FIRSTN keeps that "
-                f"many ids of a row: it must be at least 1."
+                f"LayoutFeature.max_sequence_length is {self.max_sequence_length}; FIRSTN keeps "
+                f"that many ids per row: it must be at least 1."
             )
 
     @property

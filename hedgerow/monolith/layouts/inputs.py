@@ -221,8 +221,8 @@ class Indices:
             )
         if kind == 3:
             return (
-                f"{owner} has {value} entries; it must have {one.rows}, one a row of the batch, or "
-                f"1 if shared, or none"
+                f"{owner} has {value} entries; it must have {one.rows}, one per row of the batch, "
+                f"or 1 if shared, or none"
             )
         if kind == 4:
             return (
@@ -232,7 +232,7 @@ class Indices:
         if kind == 5:
             return (
                 f"fid_offset[{at}] names list {value}, for {owner}; there are {self.lists} lists, "
-                f"one a table and shard"
+                f"one per table and shard"
             )
         ends = [t.start + t.width for t in self.plan.tasks if t.feature == feature]
         number = int(self.fid_offset[at]) >> 32
@@ -326,11 +326,11 @@ def _requests(
         _adds_up(f"{name}_size", one, total, f"{name}_offset")
     if any(size != words for size in nfl):
         raise InputError(
-            f"nfl_offset has {' + '.join(map(str, nfl))} words; it must have {words} a request: "
-            f"one a feature, and the end."
+            f"nfl_offset has {' + '.join(map(str, nfl))} words; it must have {words} per request: "
+            f"one per feature, and the end."
         )
     if any(size < 1 for size in offsets):
-        raise InputError("feature_offset is empty; without entries it holds the end alone, [0].")
+        raise InputError("feature_offset is empty; without entries it is [0].")
     if any(rows < 0 for rows in batch_sizes):
         raise InputError(f"batch_size is {min(batch_sizes)}; it must be at least 0.")
     starts = [list(accumulate(one, initial=0)) for one in (nfl, offsets, ids, batch_sizes)]
@@ -366,7 +366,7 @@ def _cut_lists(
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """Returns each request's part of each list, request by request."""
     if lengths is None:
-        raise InputError("emb_size is missing; requests need the values each has of each list.")
+        raise InputError("emb_size is missing; give the values of each request in each list.")
     lists = len(sizes)
     values = typed("emb_size", lengths.reshape(-1), WHOLE, (requests * lists,)).tolist()
     starts = []
@@ -460,7 +460,7 @@ def _members(config: FeatureConfigs) -> list[list[int]]:
 
 def _joined(lists: Tensor, values: Tensor, validate: bool) -> Tensor:
     if arguments.looks_inside(values, validate) and values.numel() and int(values.max()) > _LOW:
-        raise InputError(f"fid_offset leads to value {int(values.max())}; a list has below 2^32.")
+        raise InputError(f"fid_offset leads to value {int(values.max())}; it must be below 2^32.")
     return lists << 32 | values
 
 
@@ -470,7 +470,7 @@ def _from_rows(words: Tensor, config: FeatureConfigs, shards: int, validate: boo
         if len(set(widths)) > 1:
             raise InputError(
                 f"table {table!r} has vectors {sorted(set(widths))} wide; version 1 needs one "
-                f"width a table: use version 2 or 3."
+                f"width per table: use version 2 or 3."
             )
     lists, rows = words >> 32, words & _LOW
     arguments.in_range("list numbers of fid_offset", lists, len(members) * shards, validate)
@@ -489,7 +489,7 @@ def _from_feature_rows(
     if splits is None or len(splits) != len(members) * shards:
         raise InputError(
             f"fid_list_row_splits has {'none' if splits is None else len(splits)}; version 2 needs "
-            f"{len(members) * shards}, one a table and shard."
+            f"{len(members) * shards}, one per table and shard."
         )
     parts = [
         one
@@ -524,6 +524,6 @@ def _parts(number: int, widths: list[int], splits: Tensor) -> list[tuple[int, in
         first += count * width
     if first > _LOW:
         raise InputError(
-            f"fid_list_row_splits[{number}] cuts vectors of {first} values; a list has below 2^32."
+            f"fid_list_row_splits[{number}] divides {first} values; a list must be below 2^32."
         )
     return found

@@ -139,7 +139,7 @@ def _rows(
             if ragged.rows != wanted:
                 raise InputError(
                     f"feature {name!r} has {ragged.rows} rows; it must have {wanted}: "
-                    f"{'one, since it is shared' if shared else 'one a row of the batch'}."
+                    f"{'one, since it is shared' if shared else 'one per row of the batch'}."
                 )
         nfl.append(entry | (_SHARED if shared else 0))
         found.append(_ShardRows(values, splits, entry))

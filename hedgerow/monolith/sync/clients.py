@@ -150,7 +150,7 @@ def create_parameter_sync_clients(
     if checks.count("ps_num", ps_num) == 0:
         _log.info("1 sync client is made, for the tables of this process")
         return [_client(CLIENT_NAME, empty, None)]
-    _log.info("%d sync clients are made, one a server", ps_num)
+    _log.info("%d sync clients are made, one per server", ps_num)
     return [
         _client(
             f"{CLIENT_NAME}{i}",

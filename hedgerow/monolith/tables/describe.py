@@ -50,7 +50,7 @@ def chain(table: object) -> list[str]:
         return ["PartitionedTable", *_held(table.holds)]
     if isinstance(table, NativeMultiTable | MultiTypeTable):
         return _held(type(table))
-    raise DtypeError(f"{type(table).__name__} is no table that a factory builds.")
+    raise DtypeError(f"{type(table).__name__} is not a table that a factory builds.")
 
 
 def _held(kind: type) -> list[str]:
@@ -76,7 +76,7 @@ def shared_names(table: object) -> list[str]:
         return [table.shared_name]
     if isinstance(table, MultiTypeTable):
         return list(table.names)
-    raise DtypeError(f"{type(table).__name__} is no table that a factory builds.")
+    raise DtypeError(f"{type(table).__name__} is not a table that a factory builds.")
 
 
 def _suffixes(table: PartitionedTable) -> list[str]:

@@ -62,7 +62,7 @@ class Evictor:
                 )
         self._every_s = parse_seconds(every)
         if not 0 < self._every_s < float("inf"):
-            raise InputError(f"every is {every!r}; it must be longer than nothing, as '240h' is.")
+            raise InputError(f"every is {every!r}; it must be a positive duration, such as '240h'.")
         self._on_evicted = on_evicted
         self._clock: Clock = clock or SystemClock()
         self._stopping = threading.Event()

@@ -155,7 +155,7 @@ class GradientMask:
         checks.tensor("ids", ids, torch.int64, (None,))
         if not isinstance(rows, Tensor) or rows.dim() < 1 or len(rows) != len(ids):
             shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-            raise InputError(f"rows is {shape} for {len(ids)} ids; pass a tensor with a row an id.")
+            raise InputError(f"rows is {shape} for {len(ids)} ids; pass one row per id.")
         return _Masked.apply(rows, ids, self)  # pyright: ignore[reportReturnType]
 
     def admitted(self, ids: Int64[Tensor, "n"]) -> Tensor:

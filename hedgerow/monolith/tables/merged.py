@@ -207,7 +207,7 @@ class MergedMultiTypeTable:
         self.config.at(slot)
         if not isinstance(self.below, SlotFront):
             raise NotSupportedError(
-                f"table({slot!r}) of merged tables that lie elsewhere; ask those who hold them."
+                f"table({slot!r}) of merged tables in other processes; call it where they are."
             )
         return self.below.table(self._table_of[self._group_of[slot]])
 

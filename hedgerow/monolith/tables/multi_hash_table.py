@@ -136,7 +136,7 @@ class MultiHashTableFactory:
         if len(hash_filters) != len(sync_clients):
             raise InputError(
                 f"{len(hash_filters)} hash filters and {len(sync_clients)} sync clients; give one "
-                f"of each a shard."
+                f"of each per shard."
             )
         self._filters, self._clients = tuple(hash_filters), tuple(sync_clients)
 

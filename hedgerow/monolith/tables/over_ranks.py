@@ -222,17 +222,19 @@ class AllToAllMultiTypeTable(StoreFront):
 
     def assign(self, batch: SlotRows, *, ts: int = 0) -> NoReturn:
         """Not supported over ranks, as in Monolith."""
-        raise NotSupportedError("assign over ranks; every rank assigns to its own `local` tables.")
+        raise NotSupportedError(
+            "assign is not supported over ranks; every rank assigns to its own `local` tables."
+        )
 
     def assign_add(self, batch: SlotRows, *, ts: int = 0) -> NoReturn:
         """Not supported over ranks, as in Monolith."""
         raise NotSupportedError(
-            "assign_add over ranks; every rank assigns to its own `local` tables."
+            "assign_add is not supported over ranks; every rank assigns to its own `local` tables."
         )
 
     def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> NoReturn:
         """Not supported over ranks, as in Monolith."""
-        raise NotSupportedError(f"reinitialize of slot {slot!r} over ranks; ask the owner's table.")
+        raise NotSupportedError(f"reinitialize of slot {slot!r} is not supported over ranks.")
 
     # ---- the steps of a batch, with queues between them
 

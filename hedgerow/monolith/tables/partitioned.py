@@ -396,7 +396,7 @@ class PartitionedTable(PartitionedTables):
 
     def _refuse_over_ranks(self, verb: str) -> None:
         if self.is_over_ranks:
-            raise NotSupportedError(f"{verb} of partitioned tables over ranks, as in Monolith.")
+            raise NotSupportedError(f"{verb} of partitioned tables is not supported over ranks.")
         return
 
     # ---- the steps of a batch, with queues between them

@@ -94,7 +94,7 @@ class LocalShards:
 
     def __init__(self, stores: Sequence[ShardStore]) -> None:
         if not stores:
-            raise ConfigError("LocalShards without a store; give one a shard.")
+            raise ConfigError("LocalShards without a store; give one per shard.")
         self.stores = tuple(stores)
         for store in self.stores:
             if (store.names, store.dims) != (self.names, self.dims):
@@ -254,7 +254,9 @@ class RankShards:
         self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, add: bool, ts: int
     ) -> Applied:
         """Not supported over ranks, as in Monolith."""
-        raise NotSupportedError("assign over ranks; every rank assigns to its own `local` tables.")
+        raise NotSupportedError(
+            "assign is not supported over ranks; every rank assigns to its own `local` tables."
+        )
 
 
 class ServerShards:

@@ -100,7 +100,7 @@ class KeyStats:
         fields."""
         if not isinstance(values, Mapping) or not {"sampled", "head", "tail"} <= set(values):
             raise ConfigError(
-                f"{_short(values)} is no key statistics; it must be a dict with sampled, head and "
+                f"{_short(values)} is not key statistics; it must be a dict with sampled, head and "
                 f"tail, as `hedgerow sample-keys` writes it."
             )
         for name in values:

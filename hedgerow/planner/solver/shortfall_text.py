@@ -239,7 +239,7 @@ def _in_bytes(hbm: Shortfall, ddr: Shortfall) -> str:
     for name, scope, short in (("HBM", "device", hbm), ("host", "rank", ddr)):
         joint, alone = short.short_joint, math.ceil(short.short_alone)
         beside = "by no amount" if joint is None else f"by {math.ceil(joint):,} B"
-        parts.append(f"{name} {beside} per {scope} ({alone:,} B if the other were endless)")
+        parts.append(f"{name} {beside} per {scope} ({alone:,} B if the other were unlimited)")
     return f"  Short, exactly: {', '.join(parts)}."
 
 

@@ -344,7 +344,7 @@ def fit(points: Sequence[Point], device_name: str = "cpu") -> CalibrationFit:
     """
     steps = [point for point in points if point.kind == "step"]
     if not steps:
-        raise InputError("no points of steps; a fit needs measurements of at least one mode.")
+        raise InputError('no points of kind "step"; a fit needs measurements of some mode.')
     costs, predicted = _fit_steps(steps, _fastest(points, device_name))
     links, measured = dict(default_parameters(device_name)[0].links), [p.ms for p in steps]
     for name in dict.fromkeys(point.mode for point in points if point.kind == "link"):

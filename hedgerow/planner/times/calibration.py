@@ -103,10 +103,10 @@ class PointCounts:
 
     def __post_init__(self) -> None:
         if self.moved_rows is not None:
-            checks.setting("Seen", "moved_rows", self.moved_rows, least=0)
-        checks.setting("Seen", "spread", self.spread, least=0)
+            checks.setting("PointCounts", "moved_rows", self.moved_rows, least=0)
+        checks.setting("PointCounts", "spread", self.spread, least=0)
         checks.flag("quiet", self.quiet)
-        checks.setting("Seen", "promoted", self.promoted)
+        checks.setting("PointCounts", "promoted", self.promoted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
