@@ -1,3 +1,4 @@
-"""Values everyone may use: errors, checks, ids, hashing, clock, units, counters, registry."""
+"""Modules that every folder may import: errors, checks, ids, hashing, clock, units, counters,
+files."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Argument checks, made once at the surface; messages name the value, the rule and the fix."""
+"""Argument checks of public calls. Each message names the value, the rule and the fix."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from .errors import ConfigError, DtypeError, InputError, UnknownNameError
 
-LARGEST = 3.4028234663852886e38  # of float32, which rows, rates and settings end up in
+LARGEST = 3.4028234663852886e38  # largest float32; rows, rates and settings are stored as float32
 CPU = torch.device("cpu")
-MAX_DIM = 65536  # columns of a row; more is a mistake in units more often than a wish
+MAX_DIM = 65536  # columns of a row; a larger number is almost always a mistake in units
 
 
 def tensor(
@@ -25,9 +25,9 @@ def tensor(
     shape: tuple[int | None, ...],
     device: torch.device | None = CPU,
 ) -> None:
-    """`value` is a contiguous tensor of `dtype` and `shape` on `device`.
+    """Raises unless `value` is a contiguous tensor of `dtype` and `shape` on `device`.
 
-    None in the shape fits any size, None as the device any place.
+    A None in the shape matches any size. None as the device matches any device.
 
     >>> tensor("ids", torch.tensor([1, 2]), torch.int64, (None,))
     """
@@ -41,7 +41,7 @@ def tensor(
             f"{name} has dtype {value.dtype}, not {dtype}; convert it with .to({dtype})."
         )
     _place(name, value, device)
-    plain = value.shape == shape or (shape == (None,) and value.dim() == 1)  # most calls
+    plain = value.shape == shape or (shape == (None,) and value.dim() == 1)  # the common cases
     if not plain and not _fits(value.shape, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise InputError(f"{name} has shape {tuple(value.shape)}; it must be ({wanted}).")
@@ -70,7 +70,7 @@ def _place(name: str, value: Tensor, device: torch.device | None) -> None:
             f"{name} has strides {value.stride()}, which is not contiguous; "
             f"pass {name}.contiguous()."
         )
-    if torch.compiler.is_compiling():  # what is traced has no memory
+    if torch.compiler.is_compiling():  # a traced tensor has no memory
         return
     if value.is_neg():
         raise InputError(f"{name} is a lazily negated view; pass {name}.resolve_neg().")
@@ -79,12 +79,12 @@ def _place(name: str, value: Tensor, device: torch.device | None) -> None:
 
 
 def count(name: str, value: int, *, least: int = 0) -> int:
-    """A whole number of at least `least`, as int.
+    """Returns `value` as an int. Raises unless it is a whole number of at least `least`.
 
     >>> count("step", 3)
     3
     """
-    if type(value) is int and least <= value < 2**63:  # nearly always: the others take longer
+    if type(value) is int and least <= value < 2**63:  # fast path: the checks below are slower
         return value
     if not _is_whole(value):
         raise DtypeError(f"{name} is {value!r}; it must be an int.")
@@ -102,7 +102,7 @@ def _is_real(value: object) -> bool:
 
 
 def rate(name: str, value: float) -> float:
-    """A number of at least 0 that float32 holds, as float.
+    """Returns `value` as a float. Raises unless it is at least 0 and finite in float32.
 
     >>> rate("rate", 0.1)
     0.1
@@ -117,7 +117,7 @@ def rate(name: str, value: float) -> float:
 
 
 def mapping(name: str, value: object) -> None:
-    """By names of features, as a dict is.
+    """Raises unless `value` is a mapping, such as a dict of features by name.
 
     >>> mapping("features", [[1]])
     Traceback (most recent call last):
@@ -130,7 +130,7 @@ def mapping(name: str, value: object) -> None:
 
 
 def flag(name: str, value: bool) -> bool:
-    """True or False, not something that only counts as one.
+    """Returns `value`. Raises unless it is a bool; 0, 1 and other truthy values are refused.
 
     >>> flag("nesterov", True)
     True
@@ -149,7 +149,7 @@ def setting(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> None:
-    """A number that float32 holds, inside the bounds, for a configuration."""
+    """Raises `ConfigError` unless `value` is a number within the bounds and finite in float32."""
     if not _is_real(value):
         raise ConfigError(f"{owner}.{name} is {value!r}; it must be a number.")
     if not abs(value) <= LARGEST or value < least or value <= above or value >= below:
@@ -164,7 +164,7 @@ def setting(
 
 
 def whole(owner: str, name: str, value: int, *, least: int = 0) -> None:
-    """A whole number of at least `least`, for a configuration."""
+    """Raises `ConfigError` unless `value` is a whole number of at least `least`."""
     if not _is_whole(value):
         raise ConfigError(f"{owner}.{name} is {value!r}; it must be a whole number.")
     if not least <= value < 2**63:
@@ -172,20 +172,20 @@ def whole(owner: str, name: str, value: int, *, least: int = 0) -> None:
 
 
 def switch(owner: str, name: str, value: bool) -> None:
-    """True or False, for a configuration."""
+    """Raises `ConfigError` unless `value` is a bool."""
     if not isinstance(value, bool):
         raise ConfigError(f"{owner}.{name} is {value!r}; it must be True or False.")
 
 
 def choice(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
-    """One of the allowed words, for a configuration."""
+    """Raises `ConfigError` unless `value` is one of the `allowed` words."""
     words = list(allowed)
     if value not in words:
         raise ConfigError(f"{owner}.{name} is {value!r}; it must be one of {', '.join(words)}.")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> NoReturn:
-    """Raises for a name that is not known, with the nearest one that is."""
+    """Raises `UnknownNameError`. The message suggests the closest known name."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""Time as an argument: the only file that reads the wall clock."""
+"""Clocks that are passed as arguments. No other file reads the wall clock."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Whole seconds since 1970."""
+    """A source of the current time, in whole seconds since 1970."""
 
     def now_s(self) -> int:
-        """The time now."""
+        """Returns the current time."""
         ...
 
 
 class SystemClock:
-    """The machine's clock.
+    """The machine's wall clock.
 
     >>> SystemClock().now_s() > 1_600_000_000
     True
     """
 
     def now_s(self) -> int:
-        """The time now."""
+        """Returns the current time."""
         return int(time.time())
 
 
 def wall_ns() -> int:
-    """The machine's clock in nanoseconds since 1970: to order what starts in different processes.
+    """Returns the wall clock in nanoseconds since 1970.
+
+    It orders events of different processes on one machine.
 
     >>> wall_ns() > 1_600_000_000_000_000_000
     True
@@ -36,7 +38,7 @@ def wall_ns() -> int:
 
 
 class ManualClock:
-    """A clock that stands still until it is set: for tests and replays.
+    """A clock that changes only when it is set. For tests and replays.
 
     >>> clock = ManualClock(77)
     >>> clock.advance(3)
@@ -48,13 +50,13 @@ class ManualClock:
         self._now_s = now_s
 
     def now_s(self) -> int:
-        """The time it was set to."""
+        """Returns the time the clock was last set to."""
         return self._now_s
 
     def set(self, now_s: int) -> None:
-        """Moves it to `now_s`."""
+        """Sets the clock to `now_s`."""
         self._now_s = now_s
 
     def advance(self, seconds_s: int) -> None:
-        """Moves it on."""
+        """Moves the clock forward by `seconds_s`."""
         self._now_s += seconds_s

@@ -1,4 +1,4 @@
-"""Named counters and timers that many threads add to."""
+"""Named counters and timers that many threads update."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .process_state import ForkLock
 
 
 class Counters:
-    """Whole-number counters by name; owns a lock that survives forks.
+    """Integer counters by name. Owns a lock that stays usable after a fork.
 
     >>> counters = Counters()
     >>> counters.add("dropped", 2)
@@ -22,17 +22,17 @@ class Counters:
         self._counts: dict[str, int] = {}
 
     def add(self, name: str, amount: int = 1) -> None:
-        """Adds to one counter; it starts at 0."""
+        """Adds `amount` to a counter. A new counter starts at 0."""
         with self._lock:
             self._counts[name] = self._counts.get(name, 0) + amount
 
     def read(self, name: str) -> int:
-        """One counter's value."""
+        """Returns the value of a counter, 0 if it was never added to."""
         with self._lock:
             return self._counts.get(name, 0)
 
     def snapshot(self) -> dict[str, int]:
-        """All of them at one moment, by name."""
+        """Returns all counters by name, as of one moment."""
         with self._lock:
             return dict(sorted(self._counts.items()))
 
@@ -42,7 +42,7 @@ Tags = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """All times of one thing together."""
+    """Count, sum and maximum of the durations that one timer recorded."""
 
     count: int = 0
     total_s: float = 0.0
@@ -53,7 +53,7 @@ _NONE = Timing()
 
 
 class Timings:
-    """Timers by name and tags; owns a lock that survives forks.
+    """Timers by name and tags. Owns a lock that stays usable after a fork.
 
     >>> timings = Timings()
     >>> timings.add("embedding_lookup", 0.25, server="0")
@@ -67,7 +67,7 @@ class Timings:
         self._timings: dict[tuple[str, Tags], Timing] = {}
 
     def add(self, name: str, seconds: float, **tags: str) -> None:
-        """Adds one time to a timer; it starts at none."""
+        """Records one duration in a timer."""
         key = name, tuple(sorted(tags.items()))
         with self._lock:
             so_far = self._timings.get(key, _NONE)
@@ -75,11 +75,11 @@ class Timings:
             self._timings[key] = Timing(so_far.count + 1, so_far.total_s + seconds, longest_s)
 
     def read(self, name: str, **tags: str) -> Timing:
-        """One timer."""
+        """Returns the `Timing` of a timer. It is all zeros if nothing was recorded."""
         with self._lock:
             return self._timings.get((name, tuple(sorted(tags.items()))), Timing())
 
     def snapshot(self) -> dict[tuple[str, Tags], Timing]:
-        """All of them at one moment."""
+        """Returns all timers by name and tags, as of one moment."""
         with self._lock:
             return dict(sorted(self._timings.items()))

@@ -1,10 +1,11 @@
-"""The exceptions users see: one root, each child also the built-in that fits."""
+"""The exceptions that users see. Each derives from `HedgerowError` and a fitting built-in
+exception."""
 
 from __future__ import annotations
 
 
 class HedgerowError(Exception):
-    """Root of every error raised on purpose.
+    """Root of all exceptions that Hedgerow raises deliberately.
 
     >>> issubclass(ConfigError, HedgerowError) and issubclass(ConfigError, ValueError)
     True
@@ -12,107 +13,109 @@ class HedgerowError(Exception):
 
 
 class ConfigError(HedgerowError, ValueError):
-    """A configuration that cannot be built; raised when it is made, not when it is used."""
+    """A configuration is invalid. Raised when the configuration is created, not when it is used."""
 
 
 class InputError(HedgerowError, ValueError):
-    """An argument with a value or shape the call cannot take."""
+    """An argument has a value or shape that the call does not accept."""
 
 
 class DtypeError(InputError, TypeError):
-    """An argument of the wrong type or element type."""
+    """An argument has the wrong Python type or tensor dtype."""
 
 
 class NotFiniteError(InputError):
-    """A NaN or infinity where the table's policy is to reject them. Nothing was changed."""
+    """A value is NaN or infinite, and the table's policy rejects such values. Nothing was
+    changed."""
 
 
 class NameTakenError(HedgerowError, ValueError):
-    """A second object under one shared name in this process."""
+    """A shared name is already taken by another object in this process."""
 
 
 class ServingTableError(HedgerowError, RuntimeError):
-    """A training operation on a serving table."""
+    """A training operation was called on a serving table."""
 
 
 class OutOfMemoryError(HedgerowError, MemoryError):
-    """A table could not grow. The table is as it was before the call, and stays usable."""
+    """A table could not grow. It is unchanged and stays usable."""
 
 
 class TableFullError(HedgerowError, MemoryError):
-    """Ids found no room in a table of fixed size that was asked to tell."""
+    """A table of fixed size has no free slots for new ids, and its overflow policy is to raise."""
 
 
 class StateError(HedgerowError, RuntimeError):
-    """A call that is fine in itself, but not now: something is open, or was closed."""
+    """A call is not allowed in the current state, for example because something is closed."""
 
 
 class CacheTooSmallError(HedgerowError, RuntimeError):
-    """More rows are needed at once than a cache has places. Nothing was changed."""
+    """A call needs more rows at once than the cache can hold. Nothing was changed."""
 
 
 class ExchangeError(HedgerowError, RuntimeError):
-    """An exchange between ranks that did not succeed: a peer died, came late, or did otherwise."""
+    """An exchange between ranks failed: a peer died, timed out, or called something different."""
 
 
 class CheckpointError(HedgerowError, ValueError):
-    """A checkpoint that is damaged, incomplete, or does not fit the tables. Nothing was changed."""
+    """A checkpoint is damaged, incomplete, or does not match the tables. Nothing was changed."""
 
 
 class CheckpointMissingError(CheckpointError, FileNotFoundError):
-    """No complete checkpoint where one was asked for."""
+    """No complete checkpoint was found at the given path."""
 
 
 class CheckpointExistsError(HedgerowError, FileExistsError):
-    """A complete checkpoint where a new one should go."""
+    """A complete checkpoint already exists at the path of a new one."""
 
 
 class SaveError(HedgerowError, OSError):
-    """A save that could not be written. The checkpoint that was there before is untouched."""
+    """A checkpoint could not be written. The previous checkpoint is intact."""
 
 
 class SaveCancelledError(HedgerowError, RuntimeError):
-    """A save that was cancelled. The checkpoint that was there before is untouched."""
+    """A save was cancelled. The previous checkpoint is intact."""
 
 
 class NotSupportedError(HedgerowError, NotImplementedError):
-    """A setting of Monolith that has no definition to build from."""
+    """A setting of Monolith is not supported, because its behavior is not defined anywhere."""
 
 
 class MissingExtraError(HedgerowError, ImportError):
-    """An optional library is not installed; the message names the extra that brings it."""
+    """An optional library is not installed. The message names the extra that installs it."""
 
 
 class UnknownNameError(HedgerowError, KeyError):
-    """A name that is not among the known ones."""
+    """A name is not among the known names."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class FileMissingError(HedgerowError, FileNotFoundError):
-    """No file where files were expected."""
+    """No file was found where files were expected."""
 
 
 class ConfigMissingError(ConfigError, FileMissingError):
-    """No configuration file where one was named."""
+    """The configuration file that was named does not exist."""
 
 
 class JobFailedError(HedgerowError, RuntimeError):
-    """A job that began and could not go on; the message is that of its cause."""
+    """A job started but could not continue. The message is that of the cause."""
 
 
 class FileDamagedError(HedgerowError, ValueError):
-    """A file that is cut off, changed, or lacks others of its set. The message names it."""
+    """A file is truncated, corrupted, or belongs to an incomplete set. The message names the
+    file."""
 
 
 class LaunchError(HedgerowError, RuntimeError):
-    """Processes of a job that do not come together, or that exchange wrong values."""
+    """The processes of a job could not connect, or exchanged wrong values."""
 
 
 class VariableMissingError(UnknownNameError, TypeError):
-    """A variable of the environment that must be set is not; a TypeError, as in Monolith."""
+    """A required environment variable is not set. Also a TypeError, as in Monolith."""
 
 
 class RowsLeftOutWarning(UserWarning):
-    """Something that torch does to a model's parameters is not done to its rows."""
+    """An operation that torch applied to a model's parameters was not applied to its table rows."""

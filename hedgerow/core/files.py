@@ -1,4 +1,4 @@
-"""Paths that users give, files that are written whole or not at all, and pictures as PNG files."""
+"""Checked local paths, atomic file writes, and matplotlib figures saved as PNG files."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from typing import Any, TypeAlias
 
 from .errors import HedgerowError, InputError, MissingExtraError, SaveError
 
-# pathlib writes the two slashes of a URL as one. One letter before the colon is a drive.
+# pathlib turns the two slashes of a URL into one. A single letter before the colon is a drive.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def local_path(path: str | PathLike[str]) -> Path:
-    """`path` as a `Path`; the URL of another place is refused, not made a folder of that name.
+    """Returns `path` as a `Path`. Raises `InputError` if it is a URL or contains a null character.
 
     >>> local_path("runs/first").as_posix()
     'runs/first'
     >>> local_path("s3://bucket/run")
     Traceback (most recent call last):
-    hedgerow.core.errors.InputError: 's3://bucket/run' is a URL; paths are of this machine's file \
-system so far: mount the place, or copy the files here, and give that path.
+    hedgerow.core.errors.InputError: 's3://bucket/run' is a URL; only paths of this \
+machine's file system are supported: mount the storage or copy the files here, and give that path.
     """
     text = fspath(path)
     if "\0" in os.fsdecode(text):
         raise InputError(f"{text!r} has a null character, which no path may have; remove it.")
     if isinstance(text, str) and _URL.match(text):
         raise InputError(
-            f"{text!r} is a URL; paths are of this machine's file system so far: mount the place, "
-            f"or copy the files here, and give that path."
+            f"{text!r} is a URL; only paths of this machine's file system are supported: mount the "
+            f"storage or copy the files here, and give that path."
         )
     return Path(path)
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An error of the disk in the block becomes a `SaveError` that names the file.
+    """Turns an `OSError` in the block into a `SaveError` that names `path`.
 
-    The system does not say which file had no room.
+    The system's own message does not name the file, for example when the disk is full.
     """
     try:
         yield
@@ -55,9 +55,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Beside first, then renamed: a reader finds the old file or the new one.
+    """Writes `text` to a temporary file, then renames it to `path`.
 
-    What is no plain file, as `/dev/stdout` or a link, is written to as it is.
+    A reader sees either the old file or the new one. A link or a special file such as `/dev/stdout`
+    is written in place.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,12 +82,12 @@ def write_whole(path: Path, text: str) -> None:
             part.unlink(missing_ok=True)
 
 
-Axes: TypeAlias = Any  # matplotlib's, which may not be there
+Axes: TypeAlias = Any  # matplotlib's types; matplotlib may not be installed
 Figure: TypeAlias = Any
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, bound to no window."""
+    """Returns an empty figure of `width` by `height` inches that belongs to no window."""
     try:
         from matplotlib import figure
     except ImportError as error:
@@ -97,7 +98,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """The whole picture or none: written beside, then renamed."""
+    """Saves `figure` as a PNG file at `path`: writes a temporary file, then renames it."""
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")

@@ -1,4 +1,4 @@
-"""Stable hashes of ids, strings and tuples, and feature ids with a slot in their upper bits."""
+"""Stable hashes of ids, strings and tuples, and ids with a slot in their upper bits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _P5 = 0x27D4EB2F165667C5
 
 
 def signed64(value: int) -> int:
-    """The low 64 bits of `value`, read as a signed number.
+    """Returns the low 64 bits of `value` as a signed number.
 
     >>> signed64(2**64 - 1)
     -1
@@ -32,7 +32,7 @@ def signed64(value: int) -> int:
 
 
 def mix64(keys: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-    """A well mixed 64-bit hash of each key; who owns a hashed key follows from it.
+    """Returns a well mixed 64-bit hash of each key. Hash routing picks a key's owner with it.
 
     >>> import torch
     >>> [hex(h & (2**64 - 1)) for h in mix64(torch.tensor([0, 1, -1])).tolist()]
@@ -44,13 +44,13 @@ def mix64(keys: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
 
 
 def _xor_high(keys: Tensor) -> Tensor:
-    return keys ^ ((keys >> 33) & (2**31 - 1))  # the mask makes the signed shift a logical one
+    return keys ^ ((keys >> 33) & (2**31 - 1))  # the mask makes the shift a logical one
 
 
 def id64(value: str | bytes | int | tuple[str | bytes | int, ...], field: str = "") -> int:
-    """A stable 64-bit id of a string, number or tuple, different for every `field`.
+    """Returns a stable 64-bit id of a string, number or tuple. Each `field` has different ids.
 
-    The same on every machine and in every release, so ids may be stored.
+    The id is the same on every machine and in every release, so it can be stored.
 
     >>> id64("Zürich", field="city")
     795450140219139997
@@ -64,7 +64,7 @@ def id64(value: str | bytes | int | tuple[str | bytes | int, ...], field: str = 
 
 @functools.lru_cache(maxsize=4096)
 def field_seed(field: str) -> int:
-    """What tells the ids of one field from those of another."""
+    """Returns the hash seed of the ids of `field`."""
     return xxh64(field.encode(), 0)
 
 
@@ -98,7 +98,7 @@ def _round(lane: int, word: int) -> int:
 
 
 def xxh64(data: bytes, seed: int) -> int:
-    """XXH64 as published, unsigned.
+    """Returns the unsigned XXH64 hash of `data`.
 
     >>> hex(xxh64(b"", 0))
     '0xef46db3751d8e999'
@@ -143,7 +143,9 @@ def _check_version(version: int) -> None:
 
 
 def make_fid(version: int, slot: int, signature: int) -> int:
-    """The id of `signature` in `slot`; the signature is cut to its low 54 (v1) or 48 (v2) bits.
+    """Returns the id of `signature` in `slot`.
+
+    The signature is cut to its low 54 bits (version 1) or 48 bits (version 2).
 
     >>> make_fid(2, 1, 100)
     281474976710756
@@ -157,7 +159,7 @@ def make_fid(version: int, slot: int, signature: int) -> int:
 
 
 def slot_of(fids: Ids, version: int = 2) -> Ids:
-    """The slot of each id. Settings per slot always read it with version 2.
+    """Returns the slot of each id. Per-slot settings always read it with version 2.
 
     >>> slot_of(make_fid(2, 7, 5)), slot_of(make_fid(1, 1023, 5), version=1)
     (7, 1023)
@@ -168,7 +170,7 @@ def slot_of(fids: Ids, version: int = 2) -> Ids:
 
 
 def signature_of(fids: Ids, version: int = 2) -> Ids:
-    """The id without its slot.
+    """Returns each id without its slot.
 
     >>> signature_of(make_fid(1, 3, 100), version=1)
     100
@@ -178,7 +180,9 @@ def signature_of(fids: Ids, version: int = 2) -> Ids:
 
 
 def fid_v1_to_v2(fids: Ids) -> Ids:
-    """The v2 id with the slot of a v1 id; the top six bits of its signature are lost.
+    """Returns the version 2 id for each version 1 id.
+
+    The slot is kept. The top six bits of the signature are lost.
 
     >>> fid_v1_to_v2(make_fid(1, 1, 100)) == make_fid(2, 1, 100)
     True

@@ -1,4 +1,4 @@
-"""The ids of a batch: named features, each with any number of ids a sample."""
+"""The ids of a batch: named features, each with any number of ids per sample."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .shapes import Float32, Int64
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What the host knows of a batch on a device: asking the device would wait for it."""
+    """Host copies of sizes of a batch on a device. Reading them from the device would block."""
 
-    borders: tuple[int, ...]  # where the values of each feature begin, and the end
+    borders: tuple[int, ...]  # the first value of each feature, then the end
     is_single: bool  # every sample has exactly one id of every feature
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdBatch:
-    """The ids of a batch, feature after feature, sample after sample.
+    """The ids of a batch, ordered by feature, then by sample.
 
     `offsets` has one entry per (feature, sample), then the end: feature f of sample s holds
-    `values[offsets[f * samples + s]:offsets[f * samples + s + 1]]`. `weights`, if any, has one
-    number an id. A batch that `to` brings to a device keeps its `cut`, so that nobody waits for it;
-    one that was made there is asked once a step.
+    `values[offsets[f * samples + s]:offsets[f * samples + s + 1]]`. `weights`, if given, has one
+    number per id. A batch that `to` moves to a device keeps its sizes on the host as `cut`, so that
+    reading them does not block. A batch created on a device is read from there once per step.
 
     >>> batch = IdBatch.from_lists({"user": [[1], [2]], "history": [[5, 6, 7], []]})
     >>> batch.names, batch.samples, batch.feature("history").to_lists()
@@ -51,11 +51,11 @@ class IdBatch:
         checks.tensor("offsets", self.offsets, torch.int64, (None,), device)
         if self.weights is not None:
             checks.tensor("weights", self.weights, torch.float32, (self.values.shape[0],), device)
-        if device == checks.CPU and not torch.compiler.is_compiling():  # which knows no values
+        if device == checks.CPU and not torch.compiler.is_compiling():  # tracing has no values
             check_splits("offsets", self.offsets, len(self.values))
         if len(set(self.names)) != len(self.names):
             raise InputError(f"feature names repeat: {', '.join(self.names)}.")
-        cells = self.offsets.shape[0] - 1  # len() would fix the size of a traced tensor
+        cells = self.offsets.shape[0] - 1  # len() would make the size of a traced tensor constant
         if self.names and cells % len(self.names):
             raise InputError(
                 f"offsets has {cells} cells, which {len(self.names)} features do not divide; "
@@ -70,7 +70,7 @@ class IdBatch:
         features: Mapping[str, Iterable[Sequence[int]]],
         weights: Mapping[str, Iterable[Sequence[float]]] | None = None,
     ) -> IdBatch:
-        """From one list of id lists a feature, and lists of weights of the same form.
+        """Builds a batch from one list of id lists per feature. Weights have the same form.
 
         >>> IdBatch.from_lists({"city": [["Zürich"]]})
         Traceback (most recent call last):
@@ -92,7 +92,7 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
         features: Mapping[str, Ragged | Int64[Tensor, "samples"]],
         weights: Mapping[str, Float32[Tensor, "n"]] | None = None,
     ) -> IdBatch:
-        """From one column a feature: ragged rows, or a tensor of one id a sample.
+        """Builds a batch from one column per feature: a `Ragged`, or a tensor of one id per sample.
 
         >>> IdBatch.from_dict({"user": torch.tensor([7, 8])}).feature("user").to_lists()
         [[7], [8]]
@@ -115,7 +115,7 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
     def from_padded(
         features: Mapping[str, Int64[Tensor, "samples length"]], padding: int
     ) -> IdBatch:
-        """From matrices whose unused places hold `padding`, which then is no id.
+        """Builds a batch from matrices padded with `padding`, which cannot be an id.
 
         >>> batch = IdBatch.from_padded({"history": torch.tensor([[5, 6], [7, 0]])}, padding=0)
         >>> batch.feature("history").to_lists()
@@ -132,7 +132,7 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
     @staticmethod
     @outside_graphs
     def from_nested(features: Mapping[str, Tensor]) -> IdBatch:
-        """From nested tensors of jagged layout.
+        """Builds a batch from nested tensors of jagged layout.
 
         >>> nested = torch.nested.nested_tensor(
         ...     [torch.tensor([5, 6]), torch.tensor([7])], layout=torch.jagged
@@ -153,10 +153,10 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
     @staticmethod
     @outside_graphs
     def from_kjt(jagged: Any) -> IdBatch:
-        """From TorchRec's KeyedJaggedTensor, or what has its keys, values, offsets and weights.
+        """Builds a batch from a TorchRec KeyedJaggedTensor or an object with the same methods.
 
-        One of variable batch size needs `inverse_indices`: every sample gets the bag that they say,
-        as TorchRec's modules do with the vectors.
+        With a variable batch size it must have `inverse_indices`. Each sample gets the bag that
+        they name, as in TorchRec's modules.
         """
         found = KeyedJagged.of(jagged)
         if found.is_expanded:
@@ -166,9 +166,10 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
     @staticmethod
     @outside_graphs
     def from_arrow(table: Any, features: Sequence[str] | None = None) -> IdBatch:
-        """From columns of a pyarrow table or batch: whole numbers, strings, or lists of either.
+        """Builds a batch from columns of a pyarrow table or record batch.
 
-        Strings become `id64(value, field=column)`; a null is an empty cell.
+        A column holds integers, strings, or lists of either. A string becomes `id64(value,
+        field=column)`. A null gives no ids.
         """
         from .id_columns import ragged_of_column
 
@@ -179,17 +180,18 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
         return IdBatch.from_dict({n: ragged_of_column(n, table.column(n)) for n in names})
 
     def source(self) -> IdBatch:
-        """The batch to read these features from: itself, unless it is a `Selection`."""
+        """Returns the batch that holds these features: this one, or the full batch of a
+        `Selection`."""
         return self
 
     @property
     def samples(self) -> int:
-        """Samples of the batch."""
+        """The number of samples."""
         return (self.offsets.shape[0] - 1) // len(self.names) if self.names else 0
 
     @outside_graphs
     def feature(self, name: str) -> Ragged:
-        """One feature's ids; values are not copied."""
+        """Returns the ids of one feature, without copying the values."""
         number, splits = self._number(name), self._offsets_of(name)
         if self.cut is None:
             values = self.values[int(splits[0]) : int(splits[-1])]
@@ -203,7 +205,8 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
 
     @outside_graphs
     def weights_of(self, name: str) -> Float32[Tensor, "n"] | None:
-        """One feature's weights, if there are any; not copied."""
+        """Returns the weights of one feature without copying them, or None if the batch has
+        none."""
         if self.weights is None:
             return None
         number, borders = self._number(name), self.borders()
@@ -211,7 +214,7 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
 
     @outside_graphs
     def has_one_id_each(self) -> bool:
-        """Whether every sample has exactly one id of every feature."""
+        """Returns whether every sample has exactly one id of every feature."""
         if self.cut is not None:
             return self.cut.is_single
         cells = len(self.offsets) - 1
@@ -220,9 +223,10 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
         return bool((self.offsets == torch.arange(cells + 1, device=self.offsets.device)).all())
 
     def select(self, names: Sequence[str]) -> IdBatch:
-        """These features alone, in this order.
+        """Returns a batch of the features `names`, in this order.
 
-        In a graph of `torch.compile` and `torch.export` the ids are selected where they are read.
+        Inside `torch.compile` or `torch.export` the result is a `Selection`: the ids are selected
+        when they are read.
         """
         if torch.compiler.is_compiling():
             return Selection.of(self, tuple(names))
@@ -230,7 +234,7 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
 
     @outside_graphs
     def part(self, start: int, stop: int) -> IdBatch:
-        """The samples from `start` to before `stop`, of every feature.
+        """Returns the samples from `start` up to, but not including, `stop`.
 
         >>> batch = IdBatch.from_lists({"user": [[1], [2], [3]], "history": [[5, 6], [], [7]]})
         >>> batch.part(1, 3).feature("history").to_lists()
@@ -254,7 +258,8 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
     @staticmethod
     @outside_graphs
     def concat(batches: Sequence[IdBatch]) -> IdBatch:
-        """The samples of all batches, in order; they need the same features.
+        """Returns one batch with the samples of all `batches`, in order. All need the same
+        features.
 
         >>> one = IdBatch.from_lists({"user": [[1], []]})
         >>> IdBatch.concat([one, one]).feature("user").to_lists()
@@ -290,14 +295,14 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
 
     @outside_graphs
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> IdBatch:
-        """The same batch on another device."""
+        """Returns the batch on `device`."""
         moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
         if moved.values.device == checks.CPU or self.cut is not None:
             return moved
         return replace(moved, cut=Cut(tuple(self.borders()), self.has_one_id_each()))
 
     def pin_memory(self) -> IdBatch:
-        """The same batch in memory that a GPU reads directly; what a DataLoader calls."""
+        """Returns the batch in pinned host memory. A DataLoader calls this."""
         return self._map(Tensor.pin_memory)
 
     def _map(self, change: Any) -> IdBatch:
@@ -311,7 +316,8 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
 
     @outside_graphs
     def borders(self) -> list[int]:
-        """Where the values of each feature begin, and the end; without a `cut` it waits."""
+        """Returns the index of each feature's first value, then the end. Blocks if `cut` is
+        None."""
         if self.cut is not None:
             return list(self.cut.borders)
         every = torch.arange(len(self.names) + 1, device=self.offsets.device) * self.samples
@@ -319,10 +325,11 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
 
 
 class Selection(IdBatch):
-    """What `select` gives inside a graph: the names, and the batch that they are read from.
+    """A deferred result of `IdBatch.select` inside a compiled graph: names and the full batch.
 
-    How many ids the features have is not known there. Modules with rows read the features from
-    `source()`. The first use of one of its tensors makes them all, and ends the graph.
+    The number of ids per feature is unknown while tracing. Embedding modules read the features from
+    `source()`. The first access to `values`, `offsets`, `weights` or `cut` computes them and breaks
+    the graph.
     """
 
     __slots__ = ("_whole",)
@@ -330,7 +337,7 @@ class Selection(IdBatch):
 
     @staticmethod
     def of(whole: IdBatch, names: tuple[str, ...]) -> Selection:
-        """These features of a batch."""
+        """Returns the selection of `names` from `whole`."""
         for name in names:
             if name not in whole.names:
                 checks.unknown("feature", name, whole.names)
@@ -340,11 +347,11 @@ class Selection(IdBatch):
         return made
 
     def source(self) -> IdBatch:
-        """The batch that the features were selected from."""
+        """Returns the batch that the features were selected from."""
         return self._whole
 
     def __getattr__(self, name: str) -> Any:
-        """One of the fields, of which only `names` is set at first."""
+        """Computes the tensors on first access. Only `names` is set at construction."""
         if name not in ("values", "offsets", "weights", "cut"):
             raise AttributeError(f"IdBatch has no attribute {name!r}.")
         _fill(self, self._whole)
@@ -367,7 +374,7 @@ def _fill(selection: Selection, whole: IdBatch) -> None:
 
 
 def check_batch(batch: object, reader: str) -> None:
-    """`batch` is an `IdBatch`; `reader` is what was called with it.
+    """Raises `DtypeError` unless `batch` is an `IdBatch`. `reader` names the callee.
 
     >>> check_batch(torch.tensor([7]), "EmbeddingBags")
     Traceback (most recent call last):
@@ -386,7 +393,7 @@ hr.IdBatch.from_lists({'user': [[7, 8], []]}) for any number.
 def _weights_of_lists(
     name: str, rows: Iterable[Sequence[float]], ids: Ragged | None
 ) -> Float32[Tensor, "n"]:
-    """One after the other; every sample has as many as ids."""
+    """Returns the weights of all samples one after the other. Each sample needs one per id."""
     try:
         lists = [list(row) for row in rows]
         flat = torch.tensor([weight for row in lists for weight in row], dtype=torch.float32)
@@ -394,7 +401,7 @@ def _weights_of_lists(
         raise DtypeError(
             f"weights of feature {name!r} are {rows!r:.100}; give one list of numbers per sample."
         ) from error
-    traced = torch.compiler.is_compiling()  # and knows no values
+    traced = torch.compiler.is_compiling()  # a traced tensor has no values
     lengths = [] if ids is None or traced else ids.lengths().tolist()
     for sample, (row, length) in enumerate(zip(lists, lengths, strict=False)):
         if len(row) != length:
@@ -423,7 +430,7 @@ def _ragged_of_lists(name: str, rows: Iterable[Sequence[int]]) -> Ragged:
 
 
 def _refuse_lists(name: str, rows: Sequence[Any]) -> Any:
-    """Raises for the first sample that has something else than a list of ids."""
+    """Raises an error for the first sample that is not a list of valid ids."""
     for sample, row in enumerate(rows):
         if not isinstance(row, Iterable):
             raise DtypeError(

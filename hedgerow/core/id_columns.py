@@ -1,4 +1,4 @@
-"""Columns of Arrow tables and TorchRec's KeyedJaggedTensors as ids."""
+"""Converts columns of Arrow tables and TorchRec's KeyedJaggedTensors to ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def hash_one_by_one(strings: Any, field: str) -> NDArray[np.int64]:
-    """`id64` of every string of an Arrow array: what needs no compiled core.
+    """Returns the `id64` of every string of an Arrow array, without the compiled core.
 
     >>> import pyarrow as pa
     >>> hash_one_by_one(pa.array(["Zürich"]), "city").tolist()
@@ -32,7 +32,7 @@ def hash_one_by_one(strings: Any, field: str) -> NDArray[np.int64]:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a column of this type holds what is hashed: strings or bytes."""
+    """Returns whether columns of this Arrow type hold strings or bytes, which are hashed to ids."""
     import pyarrow as pa
 
     return (
@@ -44,11 +44,14 @@ def is_text(kind: Any) -> bool:
 
 
 def ragged_of_column(name: str, column: Any, hasher: Hasher = hash_one_by_one) -> Ragged:
-    """Whole numbers or strings, one a row or a list a row; a null cell is empty."""
+    """Returns the ids of an Arrow column: one integer, string or list of them per row.
+
+    A null cell gives an empty row.
+    """
     import pyarrow as pa
 
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # no chunk at all
+    if isinstance(array, pa.ChunkedArray):  # there are no chunks
         array = pa.array([], array.type)
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -86,10 +89,11 @@ def _numbers(array: Any) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyedJagged:
-    """What a KeyedJaggedTensor holds. All features have `samples` bags after `expanded`.
+    """The contents of a KeyedJaggedTensor.
 
-    In a KeyedJaggedTensor of variable batch size a feature has its distinct bags alone, and
-    `inverse[f, s]` says which of them sample s has. `strides` are the bags of each feature.
+    `strides` holds the number of bags of each feature. With a variable batch size a feature stores
+    only its distinct bags, and sample s has bag `inverse[f, s]` of feature f. `columns` expands
+    them to one bag per sample.
     """
 
     names: tuple[str, ...]
@@ -101,7 +105,7 @@ class KeyedJagged:
 
     @staticmethod
     def of(jagged: Any) -> KeyedJagged:
-        """From TorchRec's class, or what has its methods; the newer ones may be absent."""
+        """Reads TorchRec's class or one with the same methods. Its newer methods are optional."""
         values, names, weights = jagged.values(), tuple(jagged.keys()), jagged.weights_or_none()
         if values.dtype.is_floating_point or values.dtype == torch.bool:
             raise DtypeError(
@@ -120,7 +124,7 @@ class KeyedJagged:
 
     @property
     def is_expanded(self) -> bool:
-        """Whether every feature has one bag per sample."""
+        """Returns whether every feature has one bag per sample."""
         if self.inverse is None and any(stride != self.strides[0] for stride in self.strides):
             of_each = ", ".join(f"{n}: {s}" for n, s in zip(self.names, self.strides, strict=True))
             raise InputError(
@@ -131,7 +135,7 @@ class KeyedJagged:
         return self.inverse is None
 
     def columns(self) -> tuple[dict[str, Ragged], dict[str, Tensor] | None]:
-        """The bags of every sample, by feature, and their weights."""
+        """Returns the bags of every sample by feature, and the weights by feature."""
         columns: dict[str, Ragged] = {}
         weights: dict[str, Tensor] = {}
         first = 0
@@ -159,7 +163,7 @@ class KeyedJagged:
 def _picked(
     name: str, values: Tensor, splits: Int64[Tensor, "bags + 1"], bags: Int64[Tensor, "samples"]
 ) -> tuple[Ragged, Int64[Tensor, "n"]]:
-    """These bags one after the other, and where their values are."""
+    """Returns the chosen bags one after the other, and the positions of their values."""
     lengths = splits.diff()[bags]
     borders = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     ahead = torch.repeat_interleave(splits[:-1][bags] - borders[:-1], lengths)
@@ -168,9 +172,9 @@ def _picked(
 
 
 def _strides(jagged: Any, features: int, cells: int) -> tuple[int, ...]:
-    """How many bags each feature has."""
+    """Returns the number of bags of each feature."""
     if hasattr(jagged, "stride_per_key"):
-        strides = tuple(jagged.stride_per_key())  # in an export they are no plain numbers
+        strides = tuple(jagged.stride_per_key())  # not plain ints during an export
     else:
         strides = (cells // max(1, features),) * features
     if len(strides) != features or sum(strides) != cells:

@@ -1,4 +1,4 @@
-"""Ragged rows of ids as one tensor of values and one of offsets."""
+"""Ragged rows of ids, stored as one tensor of values and one of offsets."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ R = TypeVar("R")
 
 
 def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which `torch.compile` calls as it is, between two graphs; an export traces it.
+    """Makes `torch.compile` run `function` eagerly between two graphs. `torch.export` traces it.
 
-    Traced, it would break the graph in its middle, and be compiled again for new values. This is
-    what `torch.compiler.disable` does, which imports the compiler at once, in seconds.
+    Tracing it under `torch.compile` would break the graph inside the function and recompile for new
+    values. `torch.compiler.disable` does the same but imports the compiler, which takes seconds.
 
     >>> @outside_graphs
     ... def longest(lengths: torch.Tensor) -> int:
@@ -49,17 +49,18 @@ Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def check_splits(name: str, splits: Int64[Tensor, "rows + 1"], values: int) -> None:
-    """`splits`, whose type and shape are right, cut so many values into rows.
+    """Raises unless `splits` divides `values` values into rows.
 
-    They go from 0 to the end and never fall. Looking at them waits for a device.
+    The splits must start at 0, end at `values` and never decrease. Type and shape are checked
+    elsewhere. On a device this blocks.
 
     >>> check_splits("row_splits", torch.tensor([0, 2, 1]), 1)
     Traceback (most recent call last):
     hedgerow.core.errors.InputError: row_splits falls from 2 to 1 at 2; borders of rows never fall.
     """
     if splits.shape[0] == 0:
-        raise InputError(f"{name} is empty; rows are cut by [0, ..., {values}], [0] if none.")
-    borders = splits.numpy(force=True)  # a quarter of what torch takes for a few numbers
+        raise InputError(f"{name} is empty; it must be [0, ..., {values}], or [0] without rows.")
+    borders = splits.numpy(force=True)  # four times faster than torch for a few numbers
     first, last = int(borders[0]), int(borders[-1])
     if first != 0 or last != values:
         raise InputError(f"{name} goes from {first} to {last}; it must go from 0 to {values}.")
@@ -76,7 +77,8 @@ def check_splits(name: str, splits: Int64[Tensor, "rows + 1"], values: int) -> N
 class Ragged:
     """Rows of different lengths: row i is `values[row_splits[i]:row_splits[i + 1]]`.
 
-    The contents of `row_splits` are checked where that waits for no device.
+    The contents of `row_splits` are checked on the CPU only, because reading them from a device
+    blocks.
 
     >>> ragged = Ragged.from_lists([[7, 8], [], [9]])
     >>> ragged.row_splits.tolist(), ragged.lengths().tolist()
@@ -92,7 +94,7 @@ class Ragged:
                 f"Ragged.values is {self.values!r}; it must be a torch.Tensor of one or more "
                 f"dimensions, the rows one after the other."
             )
-        if torch.compiler.is_compiling():  # no values yet: whoever uses the rows checks them
+        if torch.compiler.is_compiling():  # no values while tracing; readers check them
             return
         checks.tensor("row_splits", self.row_splits, torch.int64, (None,), self.values.device)
         if self.values.device == checks.CPU:
@@ -100,7 +102,7 @@ class Ragged:
 
     @staticmethod
     def from_lists(rows: Iterable[Sequence[int]], dtype: torch.dtype = torch.int64) -> Ragged:
-        """From one list of ids a row.
+        """Builds rows from one list of ids per row.
 
         >>> Ragged.from_lists([["Z"]])
         Traceback (most recent call last):
@@ -114,7 +116,7 @@ string with hr.id64.
 
     @staticmethod
     def trusted(values: Tensor, row_splits: Int64[Tensor, "rows + 1"]) -> Ragged:
-        """Without a look at the contents: for rows that were cut by code of ours."""
+        """Builds rows without checking `row_splits`. For splits that Hedgerow computed."""
         ragged = object.__new__(Ragged)
         object.__setattr__(ragged, "values", values)
         object.__setattr__(ragged, "row_splits", row_splits)
@@ -122,12 +124,12 @@ string with hr.id64.
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self.row_splits.shape[0] - 1
 
     @cached_property
     def row_ids(self) -> Int64[Tensor, "n"]:
-        """The row of each value; the same tensor every time.
+        """The row of each value. Computed once.
 
         >>> Ragged.from_lists([[], [7], [8, 9]]).row_ids.tolist()
         [1, 2, 2]
@@ -136,11 +138,11 @@ string with hr.id64.
         return torch.repeat_interleave(rows, self.lengths(), output_size=self.values.shape[0])
 
     def lengths(self) -> Int64[Tensor, "rows"]:
-        """Values of each row."""
+        """Returns the number of values in each row."""
         return self.row_splits.diff()
 
     def mask(self, length: int | None = None) -> Bool[Tensor, "rows length"]:
-        """Which places of `to_padded(length=length)` hold a value.
+        """Returns which positions of `to_padded(length=length)` hold a value.
 
         >>> Ragged.from_lists([[7, 8], [], [9]]).mask().tolist()
         [[True, True], [False, False], [True, False]]
@@ -151,11 +153,11 @@ string with hr.id64.
     def to_padded(
         self, padding: float = 0, *, length: int | None = None
     ) -> Annotated[Tensor, "rows length ..."]:
-        """One dense tensor, with `padding` behind the values of shorter rows.
+        """Returns a dense tensor in which `padding` fills up the shorter rows.
 
-        A row has `length` places, or those of the longest row; of a longer row the first `length`
-        values are kept. Finding the longest row waits for a device, and ends a compiled graph: give
-        a `length` there. Type and device are those of `values`, and gradients flow to them.
+        Each row has `length` positions; longer rows are cut. By default `length` is that of the
+        longest row. Finding it blocks on a device and breaks a compiled graph, so pass `length`
+        there. The result has the dtype and device of `values`, and gradients flow to `values`.
 
         >>> Ragged.from_lists([[7, 8], [], [9]]).to_padded(-1).tolist()
         [[7, 8], [-1, -1], [9, -1]]
@@ -168,14 +170,15 @@ string with hr.id64.
             raise InputError(
                 f"padding is {padding}, which {values.dtype} does not hold; pass a whole number."
             )
-        if torch.compiler.is_compiling() or not values.shape[0]:  # one at least, to take from
+        if torch.compiler.is_compiling() or not values.shape[0]:  # indexing needs a value
             values = torch.cat([values, values.new_zeros(1, *values.shape[1:])])
         places = self.row_splits[:-1, None] + torch.arange(there.shape[1], device=there.device)
         taken = values[places.clamp_max(values.shape[0] - 1)]
         return taken.masked_fill(~there.view(*there.shape, *[1] * (values.dim() - 1)), padding)
 
     def to_nested(self) -> Tensor:
-        """The rows as a nested tensor of jagged layout, which shares `values`; gradients flow.
+        """Returns the rows as a jagged nested tensor that shares `values`. Gradients flow to
+        `values`.
 
         >>> nested = Ragged.from_lists([[7, 8], [], [9]]).to_nested()
         >>> [row.tolist() for row in nested.unbind()]
@@ -192,26 +195,26 @@ string with hr.id64.
     def _longest(self) -> int:
         if not self.rows:
             return 0
-        longest: Any = self.lengths().max().item()  # int() would fix the size of what is traced
+        longest: Any = self.lengths().max().item()  # int() would make a traced size constant
         return longest
 
     def row(self, i: int) -> Tensor:
-        """Row `i`, without a copy."""
+        """Returns row `i` without a copy."""
         if not 0 <= i < self.rows:
             raise InputError(f"row {i} is not one of 0..{self.rows - 1}.")
         return self.values[int(self.row_splits[i]) : int(self.row_splits[i + 1])]
 
     def to_lists(self) -> list[list[int]]:
-        """One list a row."""
+        """Returns one list per row."""
         values, borders = self.values.tolist(), self.row_splits.tolist()
         return [values[start:stop] for start, stop in pairwise(borders)]
 
 
 def distinct_ids(ids: Ids) -> Ids:
-    """Each id once, in order.
+    """Returns the distinct ids in ascending order.
 
-    Numpy's `unique` has a hash without a key, and ids that are chosen to collide make it quadratic;
-    torch's sorts. The same holds for its `isin` and `union1d`.
+    Uses torch, which sorts. numpy's `unique`, `isin` and `union1d` use an unkeyed hash, so ids that
+    are chosen to collide make them quadratic.
 
     >>> distinct_ids(np.array([8, 7, 8])).tolist()
     [7, 8]
@@ -220,7 +223,7 @@ def distinct_ids(ids: Ids) -> Ids:
 
 
 def are_among(ids: Ids, others: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which of the ids are among others.
+    """Returns, for each id, whether it is in `others`.
 
     >>> are_among(np.array([8, 7, 8]), np.array([8, 5])).tolist()
     [True, False, True]
@@ -230,7 +233,7 @@ def are_among(ids: Ids, others: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 def narrowest(many: int) -> torch.dtype:
-    """A whole type for so many numbers from 0 on: a sort goes over all bits of its type.
+    """Returns the narrowest integer dtype that holds 0 to `many - 1`. Narrower types sort faster.
 
     >>> narrowest(8), narrowest(1000)
     (torch.uint8, torch.int16)
@@ -239,9 +242,10 @@ def narrowest(many: int) -> torch.dtype:
 
 
 def _flat(lists: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
-    """The values of all rows; an error names the first row with a value that `dtype` cannot be."""
+    """Returns the values of all rows as one tensor. Raises for the first row that `dtype` cannot
+    hold."""
     flat = [value for row in lists for value in row]
-    # torch makes whole numbers of floats, and a row of the bytes of a bytes object.
+    # torch would truncate floats to integers and split a bytes object into its bytes.
     cut = (bytes,) if dtype.is_floating_point or dtype.is_complex else (bytes, float)
     if any(isinstance(value, cut) for value in flat):
         raise _refusal(lists, dtype)
@@ -252,7 +256,7 @@ def _flat(lists: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
 
 
 def _refusal(lists: Sequence[Sequence[Any]], dtype: torch.dtype) -> HedgerowError:
-    """The error that names the first value which `dtype` does not hold."""
+    """Returns an error that names the first value that `dtype` cannot hold."""
     holds = Number if dtype.is_floating_point or dtype.is_complex else Integral
     for number, row in enumerate(lists):
         for value in row:

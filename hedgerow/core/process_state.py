@@ -1,7 +1,7 @@
-"""State of one process: shared objects by name, a lock that survives a fork, the rank in a job.
+"""State of one process: named shared objects, locks that stay usable after a fork, and its rank.
 
-Only `launch` reads what a launcher says. The package's `__init__` gives `launcher` the function
-that asks it, when the package is imported.
+Only the `launch` folder reads the launcher's settings. Importing the package sets `launcher.rank`
+to a function of `launch`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from .errors import NameTakenError
 
 
 class ForkLock:
-    """A mutex for short sections that leave no half-done work worth keeping.
+    """A mutex that is unlocked in the child after a fork.
 
-    A plain lock that another thread holds during a fork stays locked in the child for ever.
+    A plain lock that another thread holds during a fork stays locked in the child forever. Use this
+    one only for short sections that may be abandoned halfway.
 
     >>> lock = ForkLock()
     >>> with lock:
@@ -42,7 +43,7 @@ class ForkLock:
         self._lock.release()
 
     def open_anew(self) -> None:
-        """Opens the lock in a forked child, where no thread holds it any more."""
+        """Replaces the lock by an unlocked one. Called in a forked child."""
         self._lock = threading.Lock()
 
 
@@ -62,7 +63,7 @@ _objects: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary
 
 
 def register(name: str, value: object) -> None:
-    """Claims `name` for `value` as long as `value` lives.
+    """Registers `value` under `name` for as long as `value` lives.
 
     >>> class Thing: pass
     >>> thing = Thing()
@@ -81,27 +82,27 @@ def register(name: str, value: object) -> None:
 
 
 def release(name: str, value: object) -> None:
-    """Gives the name back if `value` has it."""
+    """Removes `name` if it is registered for `value`."""
     with _lock:
         if _objects.get(name) is value:
             del _objects[name]
 
 
 def find(name: str) -> object | None:
-    """What is registered under `name`, or None."""
+    """Returns the object registered under `name`, or None."""
     with _lock:
         return _objects.get(name)
 
 
 def clear() -> None:
-    """Forgets everything: for tests."""
+    """Removes all names. For tests."""
     with _lock:
         _objects.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class JobRank:
-    """One process among the `count` processes of a job.
+    """The rank of one process in a job of `count` processes.
 
     >>> JobRank()
     JobRank(rank=0, count=1)
@@ -113,7 +114,7 @@ class JobRank:
 
 @dataclass(slots=True)
 class Launcher:
-    """What is known of the launcher before torch's process group is there."""
+    """Reads the rank from the launcher before torch's process group exists."""
 
     rank: Callable[[], JobRank] = JobRank
 
@@ -122,12 +123,13 @@ launcher = Launcher()
 
 
 def job_rank() -> JobRank:
-    """This process: as torch's process group says, or the launcher where there is no group yet.
+    """Returns the rank of this process from torch's process group, or from the launcher without
+    one.
 
     >>> job_rank()
     JobRank(rank=0, count=1)
     """
-    import torch.distributed as dist  # here, so that the package loads without torch
+    import torch.distributed as dist  # imported here so that the package loads without torch
 
     if dist.is_available() and dist.is_initialized():
         return JobRank(dist.get_rank(), dist.get_world_size())

@@ -1,4 +1,4 @@
-"""The wire form of protobuf messages: a strict reader over bytes, and writers of single fields."""
+"""The wire format of protobuf messages: a strict reader, and writers of single fields."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .errors import HedgerowError
 
 Floats = NDArray[np.float32]
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; 3 and 4 are groups, which nobody writes
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types; 3 and 4 are groups, which are obsolete
 _FLOAT_FIELD = np.dtype([("tag", "u1"), ("value", "<f4")])
 _LARGEST_FIELD = 2**29 - 1
 
 
 class WireError(HedgerowError, ValueError):
-    """Bytes that are no message; says at which byte of it."""
+    """Bytes are not a valid message. The text names the byte offset."""
 
 
 class ProtobufReader:
-    """Reads one message, field by field. Not thread-safe.
+    """Reads one message field by field. Not thread-safe.
 
-    >>> reader = Reader(varint_field(4, 150))
+    >>> reader = ProtobufReader(varint_field(4, 150))
     >>> [(number, reader.varint()) for number, _ in reader.fields()]
     [(4, 150)]
     """
@@ -35,7 +35,8 @@ class ProtobufReader:
         self._at = 0
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """Number and wire type of each field; the caller then takes or skips its value."""
+        """Yields the number and wire type of each field. The caller must then read or skip its
+        value."""
         while self._at < self._end:
             start = self._at
             tag = self.varint()
@@ -46,11 +47,11 @@ class ProtobufReader:
 
     @property
     def at(self) -> int:
-        """How many bytes were read."""
+        """The number of bytes read so far."""
         return self._at
 
     def varint(self) -> int:
-        """An unsigned number of at most 64 bits."""
+        """Reads an unsigned number of at most 64 bits."""
         value, start = 0, self._at
         for shift in range(0, 70, 7):
             if self._at >= self._end:
@@ -65,14 +66,14 @@ class ProtobufReader:
         raise WireError(f"the number at byte {start} is longer than 64 bits")
 
     def int64(self) -> int:
-        """A signed number, written as its 64 bits."""
+        """Reads a signed number that is stored as an unsigned 64-bit varint."""
         value = self.varint()
         return value - 2**64 if value >= 2**63 else value
 
     def int64s(self) -> list[int]:
-        """Signed numbers to the end, as a packed field has them.
+        """Reads signed numbers up to the end, as in a packed field.
 
-        >>> Reader(varint(3) + varint(-1)).int64s()
+        >>> ProtobufReader(varint(3) + varint(-1)).int64s()
         [3, -1]
         """
         found = []
@@ -81,29 +82,29 @@ class ProtobufReader:
         return found
 
     def sfixed64(self) -> int:
-        """A signed number of 8 bytes."""
+        """Reads a signed number of 8 bytes."""
         (value,) = struct.unpack("<q", self._take(8))
         return value
 
     def bytes(self) -> bytes:
-        """Bytes behind their length: a text, a message or packed numbers."""
+        """Reads a length and that many bytes: a string, a message or packed numbers."""
         return self._take(self.varint())
 
     def floats(self, number: int, wire_type: int) -> Floats:
-        """One or more values of the repeated float field whose tag was just read.
+        """Reads one or more values of a repeated float field whose tag was just read.
 
-        The values of a row stand in fields of five bytes, one behind the other; reading such a run
-        in one go is what makes files of many rows bearable.
+        Unpacked values are consecutive fields of five bytes each. A run of them is read at once,
+        which keeps files of many rows fast to read.
         """
         if wire_type == BYTES:
             start, packed = self._at, self.bytes()
             if len(packed) % 4:
-                raise WireError(f"{len(packed)} bytes of floats at byte {start}; not 4 a value")
+                raise WireError(f"{len(packed)} bytes of floats at byte {start}; not 4 per value")
             return np.frombuffer(packed, "<f4")
         if wire_type != FIXED32:
             self.refuse(number, wire_type)
         start = self._at - 1
-        if self._data[start] != number << 3 | FIXED32:  # a tag of several bytes: no run of five
+        if self._data[start] != number << 3 | FIXED32:  # a tag of several bytes
             return np.frombuffer(self._take(4), "<f4")
         tags = self._data[start : self._end : 5]
         run = len(tags) - len(tags.lstrip(tags[:1]))
@@ -112,16 +113,16 @@ class ProtobufReader:
         return np.frombuffer(self._take(5 * run), _FLOAT_FIELD)["value"]
 
     def expect(self, number: int, wire_type: int, wanted: int) -> None:
-        """Raises unless a known field has the wire type it must have."""
+        """Raises `WireError` if `wire_type` is not `wanted`."""
         if wire_type != wanted:
             self.refuse(number, wire_type)
 
     def refuse(self, number: int, wire_type: int) -> None:
-        """Raises for a known field in a form it cannot have."""
+        """Raises `WireError` for a known field with a wrong wire type."""
         raise WireError(f"field {number} before byte {self._at} has wire type {wire_type}")
 
     def skip(self, number: int, wire_type: int) -> None:
-        """Passes over the value of a field that nobody here knows."""
+        """Skips the value of an unknown field."""
         if wire_type == VARINT:
             self.varint()
         elif wire_type == BYTES:
@@ -132,7 +133,7 @@ class ProtobufReader:
             self.refuse(number, wire_type)
 
     def _take(self, n: int) -> bytes:
-        # Lengths are compared before anything is copied: a huge one costs nothing.
+        # Lengths are checked before anything is copied, so a wrong length allocates no memory.
         if n > self._end - self._at:
             raise WireError(f"{n} bytes wanted at byte {self._at}, {self._end - self._at} left")
         self._at += n
@@ -140,7 +141,7 @@ class ProtobufReader:
 
 
 def varint(value: int) -> bytes:
-    """An unsigned number of at most 64 bits; a negative one as its 64 bits.
+    """Returns the varint encoding of a number. A negative number is encoded as its 64 bits.
 
     >>> varint(300).hex(), len(varint(-1))
     ('ac02', 10)
@@ -155,7 +156,7 @@ def varint(value: int) -> bytes:
 
 
 def varint_field(number: int, value: int) -> bytes:
-    """A field that holds an int64.
+    """Returns an int64 field.
 
     >>> varint_field(1, 5).hex()
     '0805'
@@ -164,7 +165,7 @@ def varint_field(number: int, value: int) -> bytes:
 
 
 def sfixed64_field(number: int, value: int) -> bytes:
-    """A field that holds a signed number of 8 bytes.
+    """Returns a field with a signed number of 8 bytes.
 
     >>> sfixed64_field(1, -1).hex()
     '09ffffffffffffffff'
@@ -173,7 +174,7 @@ def sfixed64_field(number: int, value: int) -> bytes:
 
 
 def double_field(number: int, value: float) -> bytes:
-    """A field that holds a float of 8 bytes.
+    """Returns a field with a float of 8 bytes.
 
     >>> double_field(1, 1.0).hex()
     '09000000000000f03f'
@@ -182,7 +183,7 @@ def double_field(number: int, value: float) -> bytes:
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
-    """A field that holds a text or a message.
+    """Returns a field with a string, bytes or a message.
 
     >>> bytes_field(2, b"hi")
     b'\\x12\\x02hi'
@@ -191,7 +192,9 @@ def bytes_field(number: int, value: bytes) -> bytes:
 
 
 def floats_field(number: int, values: Floats) -> bytes:
-    """A repeated float field below 16, one tag a value (not packed), as Monolith writes it.
+    """Returns a repeated float field, unpacked: each value has its own tag, as Monolith writes it.
+
+    `number` must be below 16.
 
     >>> floats_field(2, np.ones(2, np.float32)).hex()
     '150000803f150000803f'

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to plain dicts and back, for configurations that are written to files."""
+"""Conversion of frozen dataclasses to plain dicts and back, for configurations stored in files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ R = TypeVar("R", bound="Record")
 
 
 class Record:
-    """Base of configuration dataclasses whose dict form names their kind.
+    """Base of configuration dataclasses. Their dict form names their kind.
 
-    A subclass gives `kind`; a family of them is an ordinary base class, and `from_dict` on it finds
-    the member.
+    A subclass sets `kind`. A common base class groups a family: `from_dict` on it finds the member
+    by its kind.
 
     >>> from dataclasses import dataclass
     >>> class Shape(Record): pass
@@ -34,19 +34,21 @@ class Record:
     kind: ClassVar[str] = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Only dicts, lists, strings, numbers and None: fit for JSON."""
+        """Returns the fields as dicts, lists, strings, numbers and None, which JSON can hold."""
         fields = {f.name: _plain(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)}  # pyright: ignore[reportArgumentType]
         return {"kind": self.kind, **fields}
 
     @classmethod
     def of_older_record(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The settings of a record, completed where an older version wrote it and meant another
-        value than a new setting's default."""
+        """Returns the settings of a record, with values added that an older version left out.
+
+        A subclass overrides it if the default of a new setting differs from the old behavior.
+        """
         return settings
 
     @classmethod
     def members(cls: type[R]) -> dict[str, type[R]]:
-        """The classes of this family by kind."""
+        """Returns the classes of this family by kind."""
         found = {cls.kind: cls} if "kind" in vars(cls) and cls.kind else {}
         for child in cls.__subclasses__():
             found.update(child.members())
@@ -54,7 +56,8 @@ class Record:
 
     @classmethod
     def from_dict(cls: type[R], values: Mapping[str, Any]) -> R:
-        """The value that `to_dict` was called on. Unknown kinds and keys are refused by name."""
+        """Returns the object that `to_dict` was called on. Raises for unknown kinds and
+        settings."""
         if not isinstance(values, Mapping) or "kind" not in values:
             raise ConfigError(
                 f"{values!r} is not a configuration; it must be a dict with a 'kind'."
@@ -88,7 +91,7 @@ def _plain(name: str, value: object) -> Any:
         return [_plain(name, v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, numbers.Real):  # numpy's
+    if isinstance(value, numbers.Real):  # a numpy number
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     raise ConfigError(
         f"{name} is {value!r}, which cannot be written to a file; use a number or a schedule."

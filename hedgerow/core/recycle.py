@@ -1,4 +1,4 @@
-"""Memory of large results, used again once nobody holds the result that was in it."""
+"""Reuse of the memory of large tensors after the last reference to them is gone."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_LEAST_BYTES = 1 << 20  # below this the allocator of the C library keeps memory by itself
+_LEAST_BYTES = 1 << 20  # the C library's allocator keeps smaller blocks itself
 _KEEP_BYTES = 128 << 20
 
 
 @dataclass(eq=False, slots=True)
 class _Block:
-    """Memory that is compared as a thing: tensors compare their values, one by one."""
+    """A block of memory that compares by identity. Tensors compare by value."""
 
     memory: Tensor
 
 
 class Recycler:
-    """New float32 tensors, in memory of earlier ones where that is free.
+    """Allocates float32 tensors, reusing the memory of freed ones.
 
-    The system gives large memory page by page, cleared, on first touch: that takes longer than
-    filling it. Memory comes back when the last tensor that shares it is gone, and at most 128 MiB
-    of it waits here for the next. No lock: a tensor may die in any thread, within a `take`, too.
+    The system clears large allocations page by page on first touch, which takes longer than filling
+    them. A block is returned when the last tensor that shares it is freed. At most 128 MiB of
+    returned blocks are kept. There is no lock, because a tensor may be freed in any thread, even
+    during `take`.
 
     >>> recycler = Recycler()
     >>> first, used = recycler.take(1 << 20)
@@ -43,9 +44,10 @@ class Recycler:
         self._free: deque[_Block] = deque()
 
     def take(self, floats: int) -> tuple[Tensor, bool]:
-        """A tensor of `floats` values, none of them set, and whether its memory was used before.
+        """Returns an uninitialized tensor of `floats` values, and whether its memory was used
+        before.
 
-        It is in host memory, whatever torch's default device is.
+        The tensor is in host memory, whatever torch's default device is.
         """
         if 4 * floats < _LEAST_BYTES:
             return torch.empty(floats, dtype=torch.float32, device="cpu"), False
@@ -58,18 +60,18 @@ class Recycler:
         return torch.from_numpy(np.ctypeslib.as_array(loan)), used
 
     def clear(self) -> None:
-        """Gives back what waits."""
+        """Frees the blocks that are kept for reuse."""
         self._free.clear()
 
     def kept_bytes(self) -> int:
-        """Bytes that wait for the next result."""
+        """Returns the bytes of the blocks that are kept for reuse."""
         return sum(4 * len(block.memory) for block in tuple(self._free))
 
     def _fitting(self, floats: int) -> _Block | None:
         for _ in range(len(self._free)):
             try:
                 block = self._free.popleft()
-            except IndexError:  # another thread took the last
+            except IndexError:  # another thread took the last block
                 return None
             if floats <= len(block.memory) <= 2 * floats:
                 return block
@@ -78,9 +80,9 @@ class Recycler:
 
 
 def give_freed_memory_back() -> None:
-    """What the C library keeps of freed memory goes back to the system, where it can do that.
+    """Asks the C library to return freed memory to the system, if it supports that.
 
-    It keeps up to twice the largest block that was freed: of large results up to 64 MiB.
+    The library may keep up to twice the largest freed block, at most 64 MiB.
 
     >>> give_freed_memory_back()
     """
@@ -92,10 +94,10 @@ def give_freed_memory_back() -> None:
 def _give_back(free: deque[_Block], block: _Block) -> None:
     free.append(block)
     kept = 0
-    for older in reversed(tuple(free)):  # the newest stay
+    for older in reversed(tuple(free)):  # the newest blocks are kept
         kept += 4 * len(older.memory)
         if kept > _KEEP_BYTES:
             try:
                 free.remove(older)
-            except ValueError:  # taken, or thrown away, by another thread
+            except ValueError:  # another thread took or removed it
                 continue

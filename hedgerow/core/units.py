@@ -1,4 +1,4 @@
-"""Durations and byte sizes as people write them: "7d", "80GiB"; and numbers as they read them."""
+"""Parsing and formatting of durations and byte sizes such as "7d" and "80GiB", and of counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _parse(text: str, units: dict[str, float], kind: str, example: str) -> float
 
 
 def parse_seconds(value: str | float) -> float:
-    """Seconds of "10s", "200ms", "7d"; a number is taken as seconds.
+    """Returns the seconds of a text such as "10s", "200ms" or "7d". A number is taken as seconds.
 
     >>> parse_seconds("7d"), parse_seconds("200ms"), parse_seconds(3)
     (604800.0, 0.2, 3.0)
@@ -37,7 +37,7 @@ def parse_seconds(value: str | float) -> float:
 
 
 def parse_bytes(value: str | int) -> int:
-    """Bytes of "80GiB", "512MB"; a number is taken as bytes.
+    """Returns the bytes of a text such as "80GiB" or "512MB". A number is taken as bytes.
 
     >>> parse_bytes("1GiB"), parse_bytes("1.5 kB"), parse_bytes(7)
     (1073741824, 1500, 7)
@@ -48,7 +48,7 @@ def parse_bytes(value: str | int) -> int:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """A size with a binary unit and three digits.
+    """Returns a byte size as text with a binary unit and three digits.
 
     >>> format_bytes(0), format_bytes(1536), format_bytes(3 * 1024**3)
     ('0 B', '1.50 KiB', '3.00 GiB')
@@ -63,7 +63,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_count(number: int) -> str:
-    """A count in groups of three, as in `41 200 117`.
+    """Returns a count as text with digits in groups of three.
 
     >>> format_count(41200117)
     '41 200 117'

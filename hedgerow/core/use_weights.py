@@ -1,6 +1,6 @@
-"""The weight of all uses of a row, as the core and the kernels add it up: see `csrc/evict.h`.
+"""The weight of all uses of a row, added as in the core and the kernels. See `csrc/evict.h`.
 
-A float of 31 bits: an exponent of 17, which starts anew behind its end, over a fraction of 14.
+A weight is a 31-bit float: a 17-bit exponent that wraps around, above a 14-bit fraction.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from torch import Tensor
 from .shapes import Int64
 
 MARK_BITS = 31
-MARK = 2**MARK_BITS - 1  # of a stamp, below its seconds
+MARK = 2**MARK_BITS - 1  # the low bits of a use stamp; the seconds are above them
 FRACTION_BITS = 14
 ONE = 2**FRACTION_BITS
-AHEAD = 32 * ONE  # so far a weight may lie above that of one use now: 2^32 uses
+AHEAD = 32 * ONE  # a weight is at most this far above that of one use now: 2^32 uses
 
 
 def weights_added(one: int, other: int) -> int:
-    """The weight of all uses of two: floats of 17 bits of exponent over 14 of fraction."""
+    """Returns the sum of two weights, rounded to 14 bits of fraction."""
     if one == 0 or other == 0:
         return one | other
     ahead = (one - other) & MARK <= AHEAD
@@ -34,7 +34,7 @@ def weights_added(one: int, other: int) -> int:
 
 
 def weight_times(one: int, n: int) -> int:
-    """The weight of `n` uses of this weight.
+    """Returns the weight of `n` uses of weight `one`.
 
     >>> weight_times(ONE, 3) == weights_added(weights_added(ONE, ONE), ONE)
     True
@@ -43,7 +43,7 @@ def weight_times(one: int, n: int) -> int:
 
 
 def weights_times(one: int, n: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-    """The weights of `n` uses of this weight each; of none at all 0."""
+    """Returns the weight of `n` uses of weight `one`, for each `n`. It is 0 where `n` is 0."""
     n = n.clamp(max=2**32 - 1)
     total = (ONE + one % ONE) * n.clamp(min=1)
     apart = _bits(total) - 1 - FRACTION_BITS
@@ -56,5 +56,5 @@ def weights_times(one: int, n: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
 
 
 def _bits(numbers: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-    """How many bits each needs; below 2^53 a float holds it exactly."""
+    """Returns the number of bits of each number. Exact below 2^53."""
     return torch.frexp(numbers.double()).exponent.long()

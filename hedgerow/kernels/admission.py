@@ -1,11 +1,12 @@
-"""Counts of ids seen recently, and the random draws of admission by chance.
+"""Kernels that count recently seen ids, and draw the random numbers of admission by chance.
 
-A cell is 40 bits of an id's hash, 16 of the turn of the window at which the id was last seen, and 8
-of its count; a cell of an earlier turn than the window keeps is as good as empty, so nothing has to
-be cleared when the window moves. An id may stand in two homes of LANES cells, in the order that the
-places of a table have, and changes its cell by compare-and-swap. The caller asks for an id once in
-a call. One id in thirty billion meets another with its 40 bits in one of its homes and shares its
-count.
+A cell holds 40 bits of an id's hash, 16 bits of the turn of the time window in which the id was
+last seen, and 8 bits of its count. A cell whose turn is older than the window counts as empty, so
+nothing is cleared when the window moves.
+
+An id has two homes of LANES cells each, searched in the same order as the slots of a table. Cells
+change by compare-and-swap. A call must not repeat an id. One id in thirty billion shares its 40
+bits with another id in one of its homes, and then shares its count.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from .layout import Cells
 from .placement import HOME_LANES, LANES, mixed
 from .toolchain import blocks, jit, tl
 
-NOWHERE = tl.constexpr(1 << 20)  # beyond the rank of any place
+NOWHERE = tl.constexpr(1 << 20)  # larger than any rank
 
 
 @jit
 def _homes(
     ids: tl.tensor, salt: tl.tensor, state: tl.tensor, homes: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Two homes of each id, and the 40 bits that its cell keeps."""
+    """Returns two homes of each id, and the 40 bits of its hash that its cell stores."""
     salted = ids.to(tl.uint64, bitcast=True) ^ salt.to(tl.int64).to(tl.uint64, bitcast=True)
     hashed = mixed(salted, tl.load(state + 3), tl.load(state + 4), tl.load(state + 5))
     count = homes.to(tl.uint64)
@@ -44,13 +45,13 @@ def _homes(
 
 @jit
 def _alive(line: tl.tensor, turn: tl.tensor, kept: tl.tensor) -> tl.tensor:
-    """Which cells hold a count that the window still keeps."""
+    """Returns which cells hold a count that is still inside the window."""
     return ((line & 0xFF) != 0) & (((turn - (line >> 8)) & 0xFFFF) <= kept)
 
 
 @jit
 def _hit(line: tl.tensor, label: tl.tensor, alive: tl.tensor) -> tl.tensor:
-    """The lane that counts the id, or -1."""
+    """Returns the lane that counts the id, or -1."""
     lanes = tl.arange(0, LANES)[None, :]
     same = alive & (((line >> 24) & 0xFFFFFFFFFF) == label[:, None])
     return tl.max(tl.where(same, lanes, -1), axis=1)
@@ -58,7 +59,7 @@ def _hit(line: tl.tensor, label: tl.tensor, alive: tl.tensor) -> tl.tensor:
 
 @jit
 def _first_free(alive: tl.tensor, SECOND: tl.constexpr) -> tl.tensor:
-    """The rank of the first lane that counts nobody."""
+    """Returns the rank of the first free lane."""
     lanes = tl.arange(0, LANES)
     beyond = HOME_LANES + 2 * lanes + SECOND
     rank = tl.where(lanes < HOME_LANES, lanes + SECOND * HOME_LANES, beyond)[None, :]
@@ -67,7 +68,7 @@ def _first_free(alive: tl.tensor, SECOND: tl.constexpr) -> tl.tensor:
 
 @jit
 def _lane_of(line: tl.tensor, lane: tl.tensor) -> tl.tensor:
-    """What stands in a lane of each line."""
+    """Returns the content of one lane of each line."""
     lanes = tl.arange(0, LANES)[None, :]
     return tl.sum(tl.where(lanes == lane[:, None], line, 0), axis=1)
 
@@ -82,7 +83,8 @@ def _place(
     turn: tl.tensor,
     kept: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The cell of each id or the one it would take, -1 = none; what is in it; whether it counts."""
+    """Returns the cell of each id or a free cell, -1 if none; its content; and whether it is the
+    id's."""
     lanes = tl.arange(0, LANES)[None, :]
     one = tl.load(cells + first[:, None] * LANES + lanes, mask=todo[:, None], volatile=True)
     two = tl.load(cells + second[:, None] * LANES + lanes, mask=todo[:, None], volatile=True)
@@ -145,7 +147,7 @@ def _add_counts(
     first, second, label = _homes(key, salt, state, homes)
     turn = tl.load(state)
     done = i != i
-    brought = i != i  # to the present turn of the window
+    brought = i != i  # updated to the present turn
     todo = wanted
     while tl.max(todo.to(tl.int32), axis=0) > 0:
         place, held, counted = _place(cells, todo, first, second, label, turn, kept)
@@ -153,7 +155,7 @@ def _add_counts(
         count = tl.minimum(tl.where(counted, held & 0xFF, 0) + tl.minimum(more, most), most)
         new = (label << 24) | ((turn & 0xFFFF) << 8) | count
         if tl.max(todo.to(tl.int32), axis=0) > 0:
-            # The swap has no mask: lanes with nothing to do swap a value for itself.
+            # The swap has no mask: lanes without work swap a value for itself.
             expected = tl.where(todo, held, new)
             at = tl.where(todo, place, first * LANES)
             old = tl.atomic_cas(cells + at, expected, new, sem="relaxed")
@@ -172,7 +174,7 @@ def _add_counts(
 def counts_of(
     filter: Cells, ids: Int64[Tensor, "n"], asked: Bool[Tensor, "n"], salt: int
 ) -> Int64[Tensor, "n"]:
-    """How often each asked id was counted; 0 for the others."""
+    """Returns the count of each id with `asked`, 0 for the others."""
     counts = torch.zeros_like(ids)
     if len(ids):
         _counts_of[blocks(len(ids), 32)](
@@ -190,7 +192,10 @@ def add_counts(
     added: Int64[Tensor, "n"],
     salt: int,
 ) -> Bool[Tensor, "n"]:
-    """Counts each asked id, which must differ, `added` times more; False where it has no cell."""
+    """Adds `added` to the count of each id with `asked`. The ids must be distinct.
+
+    Returns False for an id without a free cell.
+    """
     stored = torch.zeros_like(asked)
     if len(ids):
         _add_counts[blocks(len(ids), 32)](
@@ -201,7 +206,7 @@ def add_counts(
     return stored
 
 
-_CHANCE = 2  # the stream; first values have 0
+_CHANCE = 2  # the Philox stream; first values use 0
 
 
 @jit(do_not_specialize=["n", "seed", "tag"])
@@ -226,7 +231,7 @@ def _draws(
 def draws(
     ids: Int64[Tensor, "n"], numbers: Int64[Tensor, "n"], seed: int, step: int
 ) -> Float32[Tensor, "n"]:
-    """A number in [0, 1) for every id and its `numbers`-th question at this step."""
+    """Returns a number in [0, 1) for each id, its draw number and this step."""
     out = torch.empty(len(ids), dtype=torch.float32, device=ids.device)
     if len(ids):
         tag = (_CHANCE | step << 8) & 0xFFFFFFFF

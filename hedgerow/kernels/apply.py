@@ -1,14 +1,16 @@
 """Optimizer steps by id: one per distinct id on the summed gradient, or one per occurrence.
 
-A first pass steps the rows that exist and lists the ids that have none; a second makes room and
-first values for these and steps them. So the pass that most ids go through needs few registers, and
-many of its programs run at once. Of several segments, both passes also look at the gradients of the
-others (a sum that is not finite anywhere leaves the whole row as it is) and tell where each row is;
-one more pass a segment follows.
+The first pass steps the rows that exist and lists the ids without a row. The second pass inserts
+rows for these ids and steps them. So the pass that handles most ids needs few registers, and many
+of its programs run at once.
 
-The rows have been placed: a first pass said which groups need one. Each program takes the
-occurrences of its ids one after the other and keeps the rows themselves; the states go through
-memory, where threads see what others of their program wrote once all have come to a barrier.
+If rows have several segments, both passes also check the gradients of the other segments: a sum
+that is not finite in any segment leaves the whole row unchanged. They record the slot of each row,
+and one more pass per further segment follows.
+
+`apply_each` steps rows whose slots are already assigned. Each program processes the occurrences of
+its ids one after the other and keeps the rows in registers. States go through memory, so the
+threads of a program meet at a barrier before they read what another thread wrote.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from .sum_gradients import heads, sum_pieces, summed
 from .toolchain import blocks, columns_of, jit, programs_of, tl, writer_tile
 
 BORN = tl.constexpr(2**40)  # added to the slot of a new row between two kernels
-KNOWN = tl.constexpr(0)  # passes: rows that exist
-NEW = tl.constexpr(1)  # what the first pass left to do
-TOLD = tl.constexpr(2)  # further segments of all these rows
+KNOWN = tl.constexpr(0)  # pass: rows that exist
+NEW = tl.constexpr(1)  # pass: ids that the first pass left
+TOLD = tl.constexpr(2)  # pass: further segments of all these rows
 
 
 @jit
@@ -45,9 +47,9 @@ def _known(
     buckets: tl.tensor,
     LINES: tl.constexpr,
 ) -> tl.tensor:
-    """The slots of groups that have one, as a lookup told or as the index does; others -1.
+    """Returns the slots of groups that have one, from a lookup or the index; -1 for others.
 
-    What another program inserts meanwhile may be missed here; `claim` looks again.
+    A slot that another program inserts meanwhile may be missed. `claim` searches again.
     """
     if slots is None:
         return probe(index, mix_at(index, buckets, LINES), key, head, 0, buckets, LINES)
@@ -57,7 +59,8 @@ def _known(
 
 @jit
 def _leave(left: tl.tensor, i: tl.tensor, leaves: tl.tensor) -> None:
-    """Adds positions to the list of those left to do, whose length stands before it."""
+    """Appends positions to the list for the next pass. The first entry is the length of the
+    list."""
     count = tl.sum(leaves.to(tl.int64), axis=0)
     if count > 0:
         begin = tl.atomic_add(left, count, sem="relaxed")
@@ -76,7 +79,7 @@ def _placed(
     STAMP: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The slots of groups that change in this pass, others -1; and which of them are new."""
+    """Returns the slots of groups that change in this pass (-1 for others), and which are new."""
     index, counts, slots, left = table
     key, source, head, finite, count = group
     wanted = head & finite
@@ -122,7 +125,7 @@ def _step_at(
     COLUMNS: tl.constexpr,
     ALL_COLUMNS: tl.constexpr,
 ) -> None:
-    """What one pass does to the groups that begin at the grouped positions i."""
+    """Performs one pass for the groups that begin at the grouped positions i."""
     ids, order, _, _, _ = batch
     key, source, head = heads(ids, order, i, n, live)
     total, count = summed(batch, i, key, source, head, n, live, START, DIM, WIDTH, COLUMNS)
@@ -141,12 +144,12 @@ def _step_at(
     there = slot >= 0
     rate, at_step = pace
     w = rows_at(values + START, tl.where(born, -1, slot), DIM, STRIDE, COLUMNS)
-    if PASS != KNOWN:  # noqa: SIM102 (what is known when it is compiled decides first)
+    if PASS != KNOWN:  # noqa: SIM102 (a compile-time condition must come first)
         if tl.max(born.to(tl.int32), axis=0) > 0:
             seed, a, scale = draw
             first = start_rows(key, seed, a, scale, KIND, START, ROWS, COLUMNS)
             w = tl.where(born[:, None], first, w)
-    total = tl.where(there[:, None], total, 0.0)  # what is left out may not be finite
+    total = tl.where(there[:, None], total, 0.0)  # the others may not be finite
     rows = (values, slot * STRIDE + STATE, there, born, numbers)
     column, w = (
         tl.arange(0, COLUMNS)[None, :],
@@ -232,12 +235,13 @@ def apply(
     stamp: bool = True,
     at_step: int = NO_STEP,
 ) -> None:
-    """One step for each id with its summed gradient; adds to `counts` as `Applied` has them.
+    """Performs one step for each id with its summed gradient. Adds to `counts` like `Applied`.
 
-    An absent id is born first. `slots` are those of a lookup at the same ids, so that what it found
-    is not looked for again. Sums that are not finite leave the table as it is. `placed`, if given,
-    is told where each group begins whether its row was written: not below 0. Without `stamp` only
-    new rows get a time: for tables whose rows all have it. To write it costs a fifth of the step.
+    An absent id is inserted with its first value. `slots` from a lookup of the same ids save the
+    search. A sum that is not finite leaves its row unchanged. `placed`, if given, receives a
+    non-negative number where a group begins whose row was written. Without `stamp` only new rows
+    get a time; use it if all rows already have this time, because writing it costs a fifth of the
+    step.
     """
     n = len(grouped.ids)
     if n == 0:
@@ -345,10 +349,10 @@ def apply_each(
     now: int,
     at_step: int = NO_STEP,
 ) -> None:
-    """A step for every grouped occurrence that is `taking`.
+    """Performs one step for every grouped occurrence with `taking`.
 
-    Where a group begins, `slots` says where its row is (-1: nowhere, and elsewhere) and `born`
-    whether it is new: such a row has nothing in it yet. A group with a row takes at least one step.
+    Where a group begins, `slots` holds the slot of its row, or -1; elsewhere it is -1. `born` says
+    whether the row is new and still unset. A group with a row must have at least one step.
     """
     n = len(grouped.ids)
     for part, rate in zip(parts, rates, strict=True) if n else ():

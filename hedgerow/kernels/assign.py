@@ -27,7 +27,8 @@ def _winner(
     n: tl.tensor,
     live: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Where the last usable row of each group came from, -1 = none; and how many were not."""
+    """Returns the source of the last usable row of each group (-1 if none), and the number of
+    unusable rows."""
     good = tl.load(usable + source, mask=head, other=0).to(tl.int1)
     winner = tl.where(head & good, source, -1)
     bad = (head & ~good).to(tl.int64)
@@ -109,11 +110,11 @@ def assign(
     stamps: Int64[Tensor, "n"] | None = None,
     placed: Int64[Tensor, "n"] | None = None,
 ) -> None:
-    """Puts each id's last row that is `usable`; adds to `counts` as `Applied` has them.
+    """Assigns to each id its last `usable` row. Adds to `counts` like `Applied`.
 
-    The states of new rows are `starts`; with `states` all rows get theirs. Their times are `now`,
-    or `stamps`. `placed`, if given, is told where each group begins the slot of its row, -1 where
-    none was written.
+    States of new rows start from `starts`; with `states` all rows get the given states. Times are
+    `now` or `stamps`. `placed`, if given, receives the slot of each group's row where the group
+    begins, -1 if none was written.
     """
     n = len(grouped.ids)
     if n == 0:
@@ -143,7 +144,8 @@ def _added(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """`total` with the usable rows of each group added; how many these are, and how many not."""
+    """Returns `total` plus the usable rows of each group, and the numbers of usable and unusable
+    rows."""
     ids, order, rows, usable = batch
     column = tl.arange(0, COLUMNS)[None, :]
     good = tl.load(usable + source, mask=head, other=0).to(tl.int1)
@@ -224,11 +226,11 @@ def assign_add(
     used: Int64[Tensor, "1"] | None = None,
     placed: Int64[Tensor, "n"] | None = None,
 ) -> None:
-    """Adds the `usable` rows of each id to what it has; adds to `counts` as `Applied` has them.
+    """Adds the `usable` rows of each id to its row. Adds to `counts` like `Applied`.
 
-    `begun` is what the grouped ids have: their rows, or for absent ones what they start from. The
-    states of new rows are `starts`. A sum that is not finite leaves the row as it is, and all of it
-    counts as dropped. `placed`: as for `assign`.
+    `begun` holds the present rows of the grouped ids, or the first values of absent ones. States of
+    new rows start from `starts`. A sum that is not finite leaves the row unchanged, and all its
+    parts count as dropped. `placed` works as in `assign`.
     """
     n = len(grouped.ids)
     if n == 0:
@@ -275,7 +277,7 @@ def _erase(
 def erase(
     table: Arrays, grouped: Grouped, used: Int64[Tensor, "1"] | None = None
 ) -> Bool[Tensor, "n"]:
-    """Takes the rows of these ids out and says which were there; of equal ids the first was."""
+    """Erases the rows of these ids. Returns, for the first of equal ids, whether it had a row."""
     n = len(grouped.ids)
     erased = torch.zeros_like(grouped.ids, dtype=torch.bool)
     if n:

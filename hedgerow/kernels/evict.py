@@ -1,18 +1,18 @@
 """Insertion into a table that may be full: scores, pins, and eviction of the lowest score.
 
-A word of scores holds the score in 48 bits and, above them, the number of the call that set it, so
-that a call does not throw out what it has just put in. A score of mode "assign" is what the caller
-says: the time, a step, anything. A score of mode "use" is the weight of all uses of the row, as in
-`csrc/evict.h`: a float of 31 bits whose exponent starts anew behind its end, so it is compared by
-how far it lies behind `top`, the largest that there can be.
+A score word holds the score in 48 bits and, above them, the number of the call that set it, so that
+a call does not evict rows that it inserted. In mode "assign" the caller gives the score, such as a
+time or a step. In mode "use" the score is the weight of all uses of the row, as in `csrc/evict.h`:
+a 31-bit float whose exponent wraps around. Such weights are compared by their distance to `top`,
+the largest possible weight.
 
-An id that the table has is assigned. A new one takes the first free place as in `find_or_insert`;
-without any, the place of the row with the smallest score in its two buckets (of equal ones the
-first: lane by lane, the first bucket before the second). Rows that are pinned stay, and so do rows
-that the same call has put or found; an id that meets no others is told that the table is busy.
+A resident id is assigned. A new id takes the first free slot, as in `find_or_insert`. If its two
+buckets are full, it takes the slot of the row with the smallest score there. Ties go to the lower
+lane, then to the first bucket. Pinned rows stay, and so do rows that the same call inserted or
+found. If no row may leave, the id is reported as busy.
 
-A program takes a row by swapping its word of scores, so nobody else takes it too. Words of places
-without a row, or whose row is not set yet, are negative: nobody takes them.
+A program takes a row by swapping its score word, so that no other program takes it too. Score words
+of slots without a row, or with an unset row, are negative and are never taken.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AHEAD = tl.constexpr(layout.AHEAD)
 
 @jit
 def worth(words: tl.tensor, top: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
-    """What words of scores are worth; smaller ones leave first."""
+    """Returns the worth of score words. Rows of smaller worth leave first."""
     score = words & SCORE
     if MODE == "use":
         score = tl.where(score == 0, 0, (score - top - 1) & MARK)
@@ -51,11 +51,11 @@ def worth(words: tl.tensor, top: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
 
 @jit
 def weights_added(one: tl.tensor, other: tl.tensor) -> tl.tensor:
-    """The weight of the uses of both."""
+    """Returns the sum of two weights."""
     ahead = ((one - other) & MARK) <= AHEAD
     larger, smaller = tl.where(ahead, one, other), tl.where(ahead, other, one)
     apart = ((larger >> FRACTION) - (smaller >> FRACTION)) & (MARK >> FRACTION)
-    apart = tl.minimum(apart, FRACTION + 2)  # then nothing is left of the smaller
+    apart = tl.minimum(apart, FRACTION + 2)  # beyond this the smaller weight has no effect
     half = (tl.full(one.shape, 1, tl.int64) << apart) >> 1
     total = ONE + (larger & (ONE - 1)) + ((ONE + (smaller & (ONE - 1)) + half) >> apart)
     carry = total >= 2 * ONE
@@ -67,10 +67,10 @@ def weights_added(one: tl.tensor, other: tl.tensor) -> tl.tensor:
 
 @jit
 def scored(words: tl.tensor, given: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
-    """The scores, without a call's number, of rows that had these words and are used once more.
+    """Returns the scores, without call numbers, of rows with these score words after one more use.
 
-    Those of a new row come from a word of 0. In mode "use", `given` is the weight of a use now, or
-    0 where the write is none.
+    The word of a new row is 0. In mode "use", `given` is the weight of a use now, or 0 if the write
+    is not a use.
     """
     if MODE == "use":
         return weights_added(words & SCORE, given & MARK)
@@ -90,13 +90,13 @@ NOBODY = tl.constexpr(2**62)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InsertResult:
-    """What became of each id, and who left for it."""
+    """What happened to each id, and which row it evicted."""
 
     codes: Int8[Tensor, "n"]  # INSERTED, RECLAIMED, ASSIGNED, EVICTED, BUSY or NOT_ASKED
     slots: Int64[Tensor, "n"]  # -1 if busy or not asked
-    victims: Int64[Tensor, "n"]  # the id that left, where somebody did
-    victim_scores: Int64[Tensor, "n"]  # and the score that it had
-    victim_rows: Float32[Tensor, "n width"] | None  # and its row; other rows hold nothing
+    victims: Int64[Tensor, "n"]  # the evicted id, if any
+    victim_scores: Int64[Tensor, "n"]  # the score of the evicted row
+    victim_rows: Float32[Tensor, "n width"] | None  # the evicted row; undefined if none
 
 
 @jit
@@ -110,7 +110,8 @@ def _candidates_of(
     MODE: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Of each bucket the smallest worth of a row that may leave, over its lane; and its word."""
+    """Returns, per bucket, the smallest worth of a row that may leave with its lane, and its score
+    word."""
     index, pins = table
     lanes = tl.arange(0, LANES)[None, :]
     line = bucket[:, None] * (LINES * LANES) + (LINES - 1) * LANES + lanes
@@ -136,9 +137,9 @@ def _take(
     MODE: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """One attempt to take the place of the row with the smallest score.
+    """Tries once to take the slot of the row with the smallest score.
 
-    Gives the slot taken, or -1; the id that had it; its word of scores; and who found nobody.
+    Returns the slot or -1, the id that had it, its score word, and whether no row may leave.
     """
     index, pins = table
     one, word_one = _candidates_of(table, first, todo, call, top, 0, MODE, LINES)
@@ -148,8 +149,8 @@ def _take(
     tries = todo & ~alone
     lane = best % (2 * LANES)
     slot = tl.where(lane < LANES, first * LANES + lane, (second - 1) * LANES + lane)
-    # The swap has no mask: those with nothing to do swap a value for itself, in the line of keys
-    # that they have just read. In one place for all they would queue.
+    # The swap has no mask: lanes without work swap a value for itself, in the line of keys that
+    # they have just read. At a single shared address they would queue.
     nothing = tl.full(slot.shape, -2, tl.int64)
     at = index + tl.where(tries, word(slot, LINES - 1, LINES), first * (LINES * LANES))
     mine = tl.where(tries, (call << 48) | SCORE, nothing)
@@ -174,7 +175,7 @@ def _assigned(
     MODE: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tl.tensor:
-    """Scores rows that were found once more; tells which of them are not leaving."""
+    """Scores rows that were found once more. Returns which of them are not being evicted."""
     at = index + word(held, LINES - 1, LINES)
     old = tl.atomic_or(at, 0, mask=asked, sem="relaxed")
     stays = asked & (old != ((call << 48) | SCORE))
@@ -198,7 +199,7 @@ def place_or_evict(
     MODE: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Slot, code, victim and the victim's word of scores of each id with `todo`."""
+    """Returns slot, code, evicted id and its score word for each id with `todo`."""
     index, _ = table
     base, buckets, mix = span
     first, second = candidates(mix, ids, base, buckets)
@@ -212,7 +213,7 @@ def place_or_evict(
     while tl.max(todo.to(tl.int32), axis=0) > 0:
         held, free, was_erased = look(index, ids, todo & ~special, first, second, LINES)
         held = tl.where(special, -1, held)
-        free = tl.where(special, own, free)  # the swap will say whether it is
+        free = tl.where(special, own, free)  # the swap shows whether it is free
         was_erased = was_erased & ~special
         tries = todo & (held < 0) & (free >= 0)
         if tl.max(tries.to(tl.int32), axis=0) > 0:
@@ -313,12 +314,12 @@ def insert_and_evict(
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> InsertResult:
-    """Gives every id a row with this score, or tells that its buckets are busy.
+    """Gives every id a row with this score, or reports that its buckets are busy.
 
-    The ids must differ. With `rows`, which may be wide enough for states, they are written, and the
-    rows that leave are handed out first. `call` is a number in 1..2**15-1 other than those of the
-    last calls: rows that carry it stay. `top` is the largest weight that a row may have, in mode
-    "use". Slots of several tables are their own, as those of `find`.
+    The ids must be distinct. `rows`, which may include states, are written, and evicted rows are
+    returned. `call` is a number in 1..2**15-1 that recent calls did not use: rows that carry it
+    stay. `top` is the largest possible weight in mode "use". Slots of several tables are numbered
+    within each table, as in `find`.
     """
     n = len(ids)
     width = 0 if rows is None else rows.shape[1]
@@ -364,12 +365,12 @@ def pin(
     by: int = 1,
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> None:
-    """Holds the rows in these slots once more each, or `by=-1` once less; -1 is no slot.
+    """Pins the rows in these slots once more, or once less with `by=-1`. -1 is not a slot.
 
-    Of several tables, `splits` say where the slots of each begin and end.
+    With several tables, `splits` divides the slots by table.
     """
     if table.pins is None:
-        raise InputError("the table holds no rows; make it with Arrays.make(..., pinned=True).")
+        raise InputError("the table cannot pin rows; make it with Arrays.make(..., pinned=True).")
     slots = table.numbered(slots, splits)
     if len(slots):
         _pin[blocks(len(slots), _ROWS)](slots, table.pins, len(slots), by, ROWS=_ROWS)
@@ -402,9 +403,10 @@ def touch(
     mode: str = "assign",
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> None:
-    """Scores the rows in these slots, which must differ, for one more use; -1 is no slot.
+    """Scores the rows in these slots for one more use. The slots must be distinct; -1 is not a
+    slot.
 
-    Of several tables, `splits` say where the slots of each begin and end.
+    With several tables, `splits` divides the slots by table.
     """
     slots = table.numbered(slots, splits)
     if len(slots):

@@ -1,14 +1,14 @@
-"""Finds the slots of ids, and takes free slots for ids that have none.
+"""Finds the slots of ids, and assigns free slots to new ids.
 
-An id may stand in 2 x LANES places, in a fixed order: the home lanes of its first bucket, those of
-its second, then the other lanes of both in turn. It is put into the first place of that order that
-has no row, by compare-and-swap. Places never become free while this runs, so whoever inserts the
-same id at the same time either meets it on the way or loses the swap for that very place and sees
-it there: an id gets one slot, however many programs ask. An id is refused when all its places are
-taken, and then every program refuses it.
+An id may be in one of 2 x LANES slots, in a fixed order: the home lanes of its first bucket, those
+of its second bucket, then the other lanes of both in turn. It takes the first free slot of that
+order, by compare-and-swap. Slots never become free while this runs. So a program that inserts the
+same id at the same time either finds it on the way or loses the swap for that slot and sees it
+there: every id gets one slot. An id is refused if all its slots are taken, and then by every
+program.
 
-A place whose id was erased can be taken again, but does not end the search: the id may stand behind
-it. A place that was never used does; once used it never looks so again.
+The slot of an erased id can be reused but does not end a search, because the id may be behind it. A
+slot that was never used ends the search. Once used, it never looks unused again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .toolchain import blocks, jit, several, tl, writer_tile
 
 @jit
 def live_count(used: tl.tensor | None, n: tl.tensor) -> tl.tensor:
-    """How many of n keys count: all, or as many as the device says."""
+    """Returns how many of n keys count: all, or the number in `used` on the device."""
     if used is None:
         return n.to(tl.int64)
     else:  # noqa: RET505 (Triton wants both arms)
@@ -34,7 +34,7 @@ def live_count(used: tl.tensor | None, n: tl.tensor) -> tl.tensor:
 
 @jit
 def table_of(splits: tl.tensor, i: tl.tensor, K: tl.constexpr, ROOM: tl.constexpr) -> tl.tensor:
-    """The number of the table that the key at each position is for; ROOM >= K, a power of two."""
+    """Returns the table number of the key at each position. ROOM is a power of two, at least K."""
     k = tl.arange(0, ROOM)
     cuts = tl.load(splits + k, mask=k < K, other=2**62)
     return tl.sum((cuts[None, :] <= i[:, None]).to(tl.int32), axis=1) - 1
@@ -50,7 +50,8 @@ def span_of(
     K: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """First bucket and buckets of the table of the key at each position; whether it counts."""
+    """Returns the first bucket and the number of buckets of each key's table, and whether it
+    counts."""
     spans, splits = tables
     if spans is None:
         return buckets.to(tl.int64) * 0, buckets.to(tl.int64), i < live_count(used, n)
@@ -65,13 +66,13 @@ def span_of(
 
 @jit
 def own_slot(slot: tl.tensor, base: tl.tensor) -> tl.tensor:
-    """The number that a slot has within its table, whose first bucket is `base`; -1 stays."""
+    """Returns slots numbered within their table, whose first bucket is `base`. -1 stays."""
     return tl.where(slot >= 0, slot - base * LANES, slot)
 
 
 @jit
 def _match(line: tl.tensor, ids: tl.tensor, bucket: tl.tensor, asked: tl.tensor) -> tl.tensor:
-    """The slot of each id in its line of keys, or -1."""
+    """Returns the slot of each id in its line of keys, or -1."""
     lanes = tl.arange(0, LANES)[None, :]
     lane = tl.max(tl.where((line == ids[:, None]) & asked[:, None], lanes, -1), axis=1)
     return tl.where(lane >= 0, bucket * LANES + lane, -1)
@@ -87,10 +88,10 @@ def probe(
     buckets: tl.tensor,
     LINES: tl.constexpr,
 ) -> tl.tensor:
-    """The slot of each live id, or -1.
+    """Returns the slot of each live id, or -1.
 
-    The second bucket is read only where no home lane of the first was never used: no id has gone on
-    to its second bucket before.
+    The second bucket is read only if all home lanes of the first were used before. Otherwise no id
+    went on to its second bucket.
     """
     first, second = candidates(mix, ids, base, buckets)
     lanes = tl.arange(0, LANES)[None, :]
@@ -143,9 +144,10 @@ def find(
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> Int64[Tensor, "n"]:
-    """The slot of each id; -1 where there is none, and from `used` on.
+    """Returns the slot of each id, -1 if absent or at a position from `used` on.
 
-    Of several tables, `splits` say where the ids of each begin and end; slots are their own.
+    With several tables, `splits` divides the ids by table, and slots are numbered within each
+    table.
     """
     slots = torch.empty_like(ids)
     if len(ids):
@@ -160,20 +162,20 @@ def find(
 
 
 TAKEN = tl.constexpr(layout.TAKEN)
-NOWHERE = tl.constexpr(8 * layout.LANES)  # beyond what `_first_free` tells of any place
+NOWHERE = tl.constexpr(8 * layout.LANES)  # larger than any result of `_first_free`
 
 
 @jit
 def _hit(line: tl.tensor, ids: tl.tensor) -> tl.tensor:
-    """The lane that holds the id, or -1."""
+    """Returns the lane that holds the id, or -1."""
     lanes = tl.arange(0, LANES)[None, :]
     return tl.max(tl.where(line == ids[:, None], lanes, -1), axis=1)
 
 
 @jit
 def _first_free(line: tl.tensor, SECOND: tl.constexpr) -> tl.tensor:
-    """Twice the rank of the first lane without a row in the order above, and one more if it was
-    erased; or NOWHERE."""
+    """Returns twice the rank of the first free lane, plus 1 if it was erased; NOWHERE if none is
+    free."""
     lanes = tl.arange(0, LANES)
     home = lanes + SECOND * HOME_LANES
     beyond = HOME_LANES + 2 * lanes + SECOND
@@ -184,7 +186,7 @@ def _first_free(line: tl.tensor, SECOND: tl.constexpr) -> tl.tensor:
 
 @jit
 def _lane_of(rank: tl.tensor, in_first: tl.tensor) -> tl.tensor:
-    """The lane that has this rank."""
+    """Returns the lane of this rank."""
     home = tl.where(in_first, rank, rank - HOME_LANES)
     return tl.where(home < HOME_LANES, home, (rank - HOME_LANES) // 2)
 
@@ -198,9 +200,9 @@ def look(
     second: tl.tensor,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The slot that holds each id or -1, the slot it would take or -1, and whether that was erased.
+    """Returns the slot of each id or -1, a free slot for it or -1, and whether that one was erased.
 
-    The loads are volatile: a line kept in a near cache would show the same free lane for ever.
+    The loads are volatile: a cached line could show the same free lane forever.
     """
     lanes = tl.arange(0, LANES)[None, :]
     at = index + first[:, None] * (LINES * LANES) + lanes
@@ -229,23 +231,23 @@ def claim(
     buckets: tl.tensor,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The slot of each id with `todo`, -1 = no room or not asked; and whether it was taken now."""
+    """Returns the slot of each id with `todo` (-1: no slot is free) and whether it was inserted."""
     first, second = candidates(mix, ids, base, buckets)
     special, own = own_place(ids, base, buckets)
     stored = tl.where(special, tl.full(ids.shape, TAKEN, tl.int64), ids)
-    empty = tl.full(ids.shape, EMPTY, tl.int64)  # 64 bits: a bare literal may be taken as 32
+    empty = tl.full(ids.shape, EMPTY, tl.int64)  # a bare literal might be 32 bits
     erased = tl.full(ids.shape, ERASED, tl.int64)
     slot = tl.full(ids.shape, -1, tl.int64)
     born = ids != ids
     while tl.max(todo.to(tl.int32), axis=0) > 0:
         held, free, was_erased = look(index, ids, todo & ~special, first, second, LINES)
         held = tl.where(special, -1, held)
-        free = tl.where(special, own, free)  # the swap will say whether it is
+        free = tl.where(special, own, free)  # the swap shows whether it is free
         was_erased = was_erased & ~special
         slot = tl.where(todo & (held >= 0), held, slot)
         todo = todo & (held < 0) & (free >= 0)
         if tl.max(todo.to(tl.int32), axis=0) > 0:
-            # The swap has no mask: lanes with nothing to do swap a value for itself.
+            # The swap has no mask: lanes without work swap a value for itself.
             place = tl.where(todo, free, first * LANES)
             vacant = tl.where(was_erased, erased, empty)
             expected = tl.where(todo, vacant, stored)
@@ -332,7 +334,11 @@ def _exchange(
 def exchange(
     table: Arrays, ids: Int64[Tensor, "n"], rows: Float32[Tensor, "n width"]
 ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
-    """`find_or_insert` of different ids with their rows: new ones get them, others give theirs."""
+    """Inserts the rows of new ids, and copies the rows of resident ids into `rows`.
+
+    The ids must be distinct. Returns the slot of each id and whether it is new, as
+    `find_or_insert`.
+    """
     slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
     if len(ids):
         tile = writer_tile(rows.shape[1])
@@ -352,9 +358,9 @@ def find_or_insert(
     splits: Int64[Tensor, "K+1"] | None = None,
     wanted: Bool[Tensor, "n"] | None = None,
 ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
-    """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set.
+    """Returns the slot of each id (-1: no slot is free), and whether this occurrence inserted it.
 
-    With `wanted`, of these ids alone.
+    Rows are not set. With `wanted` only these ids are considered.
     """
     slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
     if len(ids):

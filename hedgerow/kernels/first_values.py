@@ -1,4 +1,5 @@
-"""What new rows start from: Philox draws keyed by (seed, id, column), the bits of the C++ core."""
+"""First values of new rows: Philox draws keyed by (seed, id, column), equal to those of the C++
+core."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .toolchain import blocks, jit, reader_tile, tl
 def _words(
     ids: tl.tensor, block: tl.tensor, seed: tl.tensor, attempt: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """The four words of block number `block` of each id's stream of first values."""
+    """Returns the four words of one block of each id's stream of first values."""
     low = (ids & 0xFFFFFFFF).to(tl.uint32)[:, None]
     high = (ids >> 32).to(tl.uint32)[:, None]
     zero = tl.zeros_like(ids[:, None] + block[None, :]).to(tl.uint32)
@@ -32,12 +33,12 @@ def _unit(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """Uniform draws in [0, 1): column c has word c % 4 of block c // 4."""
+    """Returns uniform draws in [0, 1). Column c uses word c % 4 of block c // 4."""
     first = tl.full((), 0, tl.int32)
     if START % 4 == 0:
         a, b, c, d = _words(ids, START // 4 + tl.arange(0, COLUMNS // 4), seed, first)
         word = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, COLUMNS))
-    else:  # a block of every column, and one word of it
+    else:  # one block per column, and one word of it
         column = START + tl.arange(0, COLUMNS)
         a, b, c, d = _words(ids, column // 4, seed, first)
         lane = (column % 4)[None, :]
@@ -54,7 +55,7 @@ def _bell(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """Sums of twelve 24-bit integers, centred: exact, so no order can change them."""
+    """Returns centered sums of twelve 24-bit integers. They are exact, so order does not matter."""
     total = tl.zeros((ROWS, COLUMNS), tl.uint32)
     for part in tl.static_range(3):
         a, b, c, d = _words(ids, (START + tl.arange(0, COLUMNS)) * 3 + part, seed, attempt)
@@ -66,7 +67,7 @@ def _bell(
 def _cut_bell(
     ids: tl.tensor, seed: tl.tensor, START: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ) -> tl.tensor:
-    """`_bell`, drawn again up to 15 times while beyond two deviations, then cut there."""
+    """Returns `_bell`, redrawn up to 15 times while beyond two deviations, then clipped."""
     attempt = tl.full((), 0, tl.int32)
     z = _bell(ids, seed, attempt, START, ROWS, COLUMNS)
     beyond = tl.abs(z) > 2.0
@@ -88,7 +89,8 @@ def start_rows(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """The first values of the ids' rows from column START on: a product, a sum, each rounded."""
+    """Returns the first values of the ids' rows from column START on. Product and sum round
+    separately."""
     start = tl.zeros((ROWS, COLUMNS), tl.float32) + a
     if KIND == "uniform":
         start = a + _unit(ids, seed, START, ROWS, COLUMNS) * scale
@@ -104,7 +106,8 @@ def start_rows(
 
 @jit
 def draw_of(draws: tl.tensor, k: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Seed, `a` and scale of each id's table, as columns; one line of three words a table."""
+    """Returns seed, `a` and scale of each id's table as columns. `draws` has three words per
+    table."""
     seed = tl.load(draws + 3 * k)
     a = tl.load(draws + 3 * k + 1).to(tl.int32).to(tl.float32, bitcast=True)
     scale = tl.load(draws + 3 * k + 2).to(tl.int32).to(tl.float32, bitcast=True)
@@ -135,7 +138,7 @@ def _first_values(
 def first_values(
     ids: Int64[Tensor, "n"], dim: int, first: FirstValues, start: int = 0
 ) -> Float32[Tensor, "n dim"]:
-    """The rows that `ids` are born with, from column `start` on."""
+    """Returns the first values of the rows of `ids`, from column `start` on."""
     out = torch.empty(len(ids), dim, dtype=torch.float32, device=ids.device)
     if len(ids):
         tile = reader_tile(dim)

@@ -1,4 +1,4 @@
-"""Moves rows of other stores into device tables: lists the ids that miss, inserts their rows."""
+"""Moves rows from other stores into device tables: lists missing ids and inserts their rows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TILE = {"ROWS": 128, "num_warps": 4}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MissList:
-    """Ids of K tables that have no row, in any order, up to some of each table.
+    """The ids without a row in K tables, up to a limit per table, in any order.
 
-    `words` are how many there are of each table, maybe more than it has room for, how many found no
-    place when their rows came, and then the ids, those of a table from its start on: one copy
-    brings all to the host. `at` says where in the batch each stands. Each table has `room` for as
-    many, or the tables' starts are those of `cuts`.
+    `words` holds the number of missing ids per table (possibly above the limit), the number of
+    incoming rows per table that found no free slot, and then the ids, grouped by table. So one copy
+    brings all to the host. `at` holds the position of each id in the batch. Each table has `room`
+    entries, or the entries given by `cuts`.
     """
 
     words: Int64[Tensor, "2K+places"]
@@ -36,7 +36,7 @@ class MissList:
     def empty(
         ids: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"], room: int | None = None
     ) -> MissList:
-        """For up to `room` of these ids of each table, or for all of them."""
+        """Returns an empty list for up to `room` ids per table, or for all of them."""
         tables, device = len(splits) - 1, ids.device
         places = len(ids) if room is None else tables * room
         words = torch.zeros(2 * tables + places, dtype=torch.int64, device=device)
@@ -45,18 +45,18 @@ class MissList:
 
     @property
     def tables(self) -> int:
-        """K."""
+        """The number of tables, K."""
         return (self.words.shape[0] - self.at.shape[0]) // 2
 
     @property
     def left(self) -> Int64[Tensor, "K"]:
-        """How many ids of each table found no place."""
+        """The number of ids of each table that found no free slot."""
         return self.words[self.tables : 2 * self.tables]
 
 
 @jit
 def list_of(cuts: tl.tensor | None, k: tl.tensor, room: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Where the ids of table k begin in a list, and for how many there is room."""
+    """Returns where the ids of table k begin in a list, and how many it can hold."""
     if cuts is None:
         return k * room.to(tl.int64), room.to(tl.int64) + 0 * k
     else:  # noqa: RET505 (Triton wants both arms)
@@ -77,7 +77,7 @@ def add_to_list(
     K: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """The keys at positions i of the batch, of tables k, that are absent."""
+    """Adds the absent keys at positions i of the batch, of tables k, to the list."""
     one = tl.full((ROWS,), 1, tl.int64)
     place = tl.atomic_add(words + k, one, mask=absent, sem="relaxed")
     start, most = list_of(cuts, k, room)
@@ -114,7 +114,8 @@ def _absent(
     if slots is not None:
         tl.store(slots + i, own_slot(slot, base), mask=live)
     if used is not None:
-        # Not before a later use, by whoever works beside this. Few are older: most are left.
+        # Keep a later use that another kernel has set meanwhile. Few slots are older, so most are
+        # skipped.
         when = tl.zeros((ROWS,), tl.int32) + now
         older = (slot >= 0) & (tl.load(used + slot, mask=slot >= 0, other=0) < when)
         tl.atomic_max(used + slot, when, mask=older, sem="relaxed")
@@ -131,9 +132,9 @@ def absent(
     now: int,
     room: int | None = None,
 ) -> MissList:
-    """Those of the ids without a row, up to `room` of each table, or all of them.
+    """Returns the ids without a row, up to `room` per table, or all of them.
 
-    Rows that are there count as `used` now, unless they were later.
+    Resident rows are marked as used `now`, unless they were used later.
     """
     return _listed(table, ids, splits, used, None, now, room)
 
@@ -144,9 +145,10 @@ def find_and_list(
     splits: Int64[Tensor, "K+1"],
     room: int | None = None,
 ) -> tuple[Int64[Tensor, "n"], MissList]:
-    """The slots of ids, each within its table, -1 = absent; and these, up to `room` of each table.
+    """Returns the slots of ids within their tables (-1 if absent), and lists up to `room` misses
+    per table.
 
-    What `find.find` tells and `absent_slots` lists.
+    It combines `find.find` and `absent_slots`.
     """
     slots = torch.empty_like(ids)
     return slots, _listed(table, ids, splits, None, slots, 0, room)
@@ -201,9 +203,9 @@ def absent_slots(
     splits: Int64[Tensor, "K+1"],
     room: int | None = None,
 ) -> MissList:
-    """Those of the ids whose slots are -1, up to `room` of each table, or all of them.
+    """Returns the ids whose slot is -1, up to `room` per table, or all of them.
 
-    What stands where none is listed is any number.
+    Unused entries of the list are undefined.
     """
     listing = MissList.empty(ids, splits, room)
     if len(ids):
@@ -216,16 +218,16 @@ def absent_slots(
     return listing
 
 
-_TOGETHER = tl.constexpr(16)  # rows: then every part begins where the device reads it in one go
+_TOGETHER = tl.constexpr(16)  # rows per group; aligns every part for the device
 
 
 @dataclass(frozen=True, eq=False)
 class IncomingRows:
-    """Rows with their ids, states and times, and which of them were found, table after table.
+    """Incoming rows with ids, states and times, and which of them were found, grouped by table.
 
-    The piece lies on the device, or in host memory that the device reaches by itself. All parts of
-    it are whole `words`: where the rows of each table begin, and of the last end; then ids, times,
-    rows, states, and what was found.
+    `words` is on the device, or in host memory that the device can read. All parts are whole words:
+    the start of each table's rows and the end of the last, then ids, times, rows, states, and the
+    flags that say which rows were found.
     """
 
     words: Int64[Tensor, "words"]
@@ -236,9 +238,9 @@ class IncomingRows:
 
     @staticmethod
     def words_of(tables: int, rows: int, dim: int, state_floats: int) -> int:
-        """How many so many rows take.
+        """Returns the number of words for these numbers of tables and rows.
 
-        >>> Coming.words_of(2, 10, 4, 0)
+        >>> IncomingRows.words_of(2, 10, 4, 0)
         70
         """
         room = _room(rows)
@@ -246,7 +248,7 @@ class IncomingRows:
 
     @cached_property
     def places(self) -> tuple[int, int, int, int, int]:
-        """Where ids, times, rows, states and what was found begin, in words."""
+        """The offsets of ids, times, rows, states and flags, in words."""
         room, ids = _room(self.rows), _head(self.tables)
         rows = ids + 2 * room
         states = rows + self.dim * room // 2
@@ -254,7 +256,7 @@ class IncomingRows:
 
     @property
     def cuts(self) -> Int64[Tensor, "K+1"]:
-        """Where the rows of each table begin, and of the last end."""
+        """The start of each table's rows, and the end of the last."""
         return self.words[: self.tables + 1]
 
     def parts(
@@ -266,9 +268,10 @@ class IncomingRows:
         Float32[Tensor, "n floats"],
         Int64[Tensor, "n"],
     ]:
-        """Ids, what was found, rows, states and times, without a copy.
+        """Returns ids, flags, rows, states and times as views.
 
-        >>> piece = Coming(torch.zeros(Coming.words_of(2, 3, 1, 1), dtype=torch.int64), 2, 3, 1, 1)
+        >>> words = torch.zeros(IncomingRows.words_of(2, 3, 1, 1), dtype=torch.int64)
+        >>> piece = IncomingRows(words, 2, 3, 1, 1)
         >>> ids, found, rows, states, times = piece.parts()
         >>> rows[2] = 7.0
         >>> ids.tolist(), found.tolist(), rows.tolist(), states.shape[1]
@@ -303,7 +306,7 @@ def parts_of(
     DIM: tl.constexpr,
     STATES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """`Coming.parts` of n rows, as pointers."""
+    """Returns `IncomingRows.parts` of n rows, as pointers."""
     room = (n.to(tl.int64) + _TOGETHER - 1) // _TOGETHER * _TOGETHER
     ids = piece + (K + 2) // 2 * 2
     times = ids + room
@@ -324,7 +327,7 @@ def _tell(
     room: tl.tensor,
     ROWS: tl.constexpr,
 ) -> tl.tensor:
-    """Sets the slots of the batch that listed these; where each stands in the batch."""
+    """Sets the slots of the batch that listed these ids. Returns their positions in the batch."""
     at, cuts, slots, left = batch
     start, _ = list_of(cuts, k, room)
     where = tl.load(at + start + i - first, mask=inside, other=0)
@@ -368,7 +371,7 @@ def _put_rows(
     base, count, inside = span_of((spans, piece), None, i, n, buckets, K, ROOM)
     live = inside & tl.load(wanted + i, mask=inside, other=0).to(tl.int1)
     column = tl.arange(0, COLUMNS)[None, :]
-    # All that may come from far is asked for before the search, which waits for its own loads.
+    # Memory that may be far away is loaded before the search, which waits for its own loads.
     asked = live if out is None else inside
     row = tl.load(rows + i[:, None] * DIM + column, mask=asked[:, None] & (column < DIM), other=0.0)
     time = tl.load(times + i, mask=live, other=0)
@@ -396,7 +399,7 @@ def _put_rows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrivalCounts:
-    """What is kept of rows that come: when each slot was used last, and how many came by table."""
+    """Statistics of incoming rows: the last use of each slot, and the number of rows per table."""
 
     used: Int32[Tensor, "slots"]
     came: Int64[Tensor, "K"]
@@ -404,10 +407,11 @@ class ArrivalCounts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaitingBatch:
-    """A batch that has listed the ids that come, which is told of them.
+    """A batch whose missing ids are being fetched.
 
-    Its slots are numbered within each table, -1 for an id without a place; the listing counts these
-    by table. Its rows in `out`, if given, are those that come, whether they find a place or not.
+    `slots` are numbered within each table, -1 for an id without a free slot; the listing counts
+    such ids per table. The rows of the ids are copied to `out`, if given, whether or not they get a
+    slot.
     """
 
     listing: MissList
@@ -422,13 +426,12 @@ def put_rows(
     now: int,
     waiting: WaitingBatch | None = None,
 ) -> Int32[Tensor, "n"]:
-    """Gives ids of several tables that have no row those that come, as used `now`.
+    """Inserts incoming rows of several tables for ids without a row, marked as used `now`.
 
-    Ids may be equal: of such one gets its row. The slots that were taken, numbered through all
-    tables; -1 for an id that has a row, that was not found, or that has no room.
-
-    If a batch is `waiting`, these are the ids of its list, in that order, all of each table: it is
-    told where they are. Equal ids were found all, or none of them.
+    If ids repeat, one of them gets a row. Returns the slots that were taken, numbered over all
+    tables; -1 for an id that has a row, was not found, or has no free slot. If a batch is
+    `waiting`, the rows must be exactly the ids of its list, in order, and its slots are set. Equal
+    ids were either all found or none of them.
     """
     n, floats = coming.rows, coming.state_floats
     places = torch.empty(n, dtype=torch.int32, device=table.index.device)

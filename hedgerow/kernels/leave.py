@@ -1,4 +1,4 @@
-"""Chooses rows of caches that were not used recently, to be written back and erased."""
+"""Selects rows of caches that were not used recently, to be written back and erased."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .placement import ERASED, LANES, TIMES, candidates, mix_at, word
 from .toolchain import blocks, jit, several, tl
 
 NEVER = 2**31 - 1
-"""When a slot without a row was used: after every use."""
+"""The time of last use of a slot without a row: later than every use."""
 _NEVER = tl.constexpr(NEVER)
 NEWBORN = tl.constexpr(layout.NEWBORN)
 CROWDED = 64
-"""Keys of a table for which rows are singled out at once."""
-_BUCKETS = 32  # of a program
+"""The most keys of a table for which `single_out` selects rows."""
+_BUCKETS = 32  # per program
 
 
 @jit
@@ -31,11 +31,11 @@ def _oldest(
     first = tl.load(spans + 2 * k) * LANES
     slots = tl.load(spans + 2 * k + 1) * LANES
     at = tl.arange(0, SAMPLE).to(tl.int64)
-    place = first + at * (slots // SAMPLE | 1) % slots  # odd steps: every lane has its share
+    place = first + at * (slots // SAMPLE | 1) % slots  # an odd step, so that every lane is sampled
     when = tl.load(used + place, mask=at < slots, other=_NEVER)
     rank = tl.load(ranks + k)
     low, high = tl.full((), 0, tl.int64), tl.full((), _NEVER, tl.int64)
-    while low < high:  # the least time up to which more than `rank` of them were used last
+    while low < high:  # the least time such that more than `rank` slots were last used up to it
         middle = (low + high) // 2
         enough = tl.sum((when <= middle).to(tl.int32), axis=0) > rank
         low, high = tl.where(enough, low, middle + 1), tl.where(enough, middle, high)
@@ -45,9 +45,9 @@ def _oldest(
 def oldest(
     table: Arrays, used: Int32[Tensor, "slots"], ranks: Int64[Tensor, "K"], *, sample: int
 ) -> Int32[Tensor, "K"]:
-    """Of each table the time of this rank, from 0 on, of a sample of its slots, sorted; of -1, 0.
+    """Returns for each table the time of last use with this rank in a sorted sample of its slots.
 
-    A power of two slots of each table are looked at, or all where there are fewer.
+    Rank -1 gives 0. The sample has `sample` slots, a power of two, or all slots if there are fewer.
     """
     assert table.spans is not None
     out = torch.empty(table.tables, dtype=torch.int32, device=used.device)
@@ -57,7 +57,8 @@ def oldest(
 
 @jit
 def _places(chosen: tl.tensor, counter: tl.tensor, SLOTS: tl.constexpr) -> tl.tensor:
-    """Numbers for what is chosen, from a counter on that all programs share."""
+    """Returns consecutive numbers for the chosen elements, from a counter that all programs
+    share."""
     flat = tl.reshape(chosen.to(tl.int64), (SLOTS,))
     first = tl.atomic_add(counter, tl.sum(flat, axis=0), sem="relaxed")
     return tl.reshape(first + tl.cumsum(flat, axis=0) - flat, chosen.shape)
@@ -84,20 +85,21 @@ def _choose_old(
     BUCKETS: tl.constexpr,
 ) -> None:
     k = tl.program_id(1).to(tl.int64)
-    # Who comes late finds that enough are chosen: another part of the table each time.
+    # Programs that run late find enough rows chosen. So start in another part of the table each
+    # time.
     block = ((tl.program_id(0) + turn) % programs).to(tl.int64)
     base, count = tl.load(spans + 2 * k), tl.load(spans + 2 * k + 1)
     bucket = block * BUCKETS + tl.arange(0, BUCKETS)
     lanes = tl.arange(0, LANES)[None, :]
-    # With the two places of special ids, which stay.
+    # Includes the two slots of special ids, which stay.
     inside = (bucket < count)[:, None] | ((bucket == count)[:, None] & (lanes < 2))
     slot = (base + bucket)[:, None] * LANES + lanes
     when = tl.load(used + slot, mask=inside, other=_NEVER)
     taken = when != _NEVER
     ordinary = taken & (bucket < count)[:, None]
     when = tl.where(ordinary, when, _NEVER)
-    # Of a table that must make room also one of each bucket with hardly any: else a new row that
-    # belongs there would find none, again and again.
+    # In a table that must free slots, also choose a row of each nearly full bucket. Otherwise a new
+    # row of that bucket would repeatedly find no free slot.
     age = tl.load(oldest + k)
     full = (tl.sum(ordinary.to(tl.int32), axis=1) >= LANES - 1) & (age > 0)
     lane = tl.argmin(when, axis=1)
@@ -120,11 +122,12 @@ def _choose_old(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvictionCandidates:
-    """Rows that may leave, from the start of each table's room on: slots, -1 where there is none.
+    """Rows that may leave, as slots from each table's start on; -1 in unused entries.
 
-    They are numbered through all tables; those that were changed come once more, with ids and
-    times. Of each table `counts` has how many were chosen (maybe more than its room), how many of
-    those in its room were changed, and how many rows it has. None was used after `limit`.
+    Slots are numbered over all tables. Dirty rows are listed again in `dirty` with ids and times.
+    `counts` holds per table the number of chosen rows (possibly above the limit), the number of
+    dirty rows among those listed, and the number of resident rows. No chosen row was used after
+    `limit`.
     """
 
     starts: Int64[Tensor, "K+1"]
@@ -148,12 +151,13 @@ def choose_old(
     limit: int,
     turn: int,
 ) -> EvictionCandidates:
-    """Rows last used up to `oldest` of their table, none that was used after `limit`.
+    """Selects rows last used up to `oldest` of their table, and none used after `limit`.
 
-    Of a nearly full bucket the longest unused is chosen, too, unless `oldest` is 0. As many are as
-    `starts` have room for, of `room` in all; which ones then, depends on the `turn`. The rows of
-    the two ids that look like free places are not. The largest table has so many `buckets`. A slot
-    has a row if it was ever used: to look at the keys would take three times as long.
+    Unless `oldest` is 0, the least recently used row of each nearly full bucket is selected too.
+    Each table has the entries given by `starts`, `room` in total. If there are too many rows,
+    `turn` decides which ones are taken. Rows of the two special ids are never selected. `buckets`
+    is the size of the largest table. A slot counts as taken if it was ever used, because reading
+    the keys would take three times as long.
     """
     assert table.spans is not None
     device = table.index.device
@@ -198,7 +202,7 @@ def _single_out(
     last = tl.where(tl.load(oldest + k) > 0, first, last)
     chosen, written = tl.load(counts + 3 * k), tl.load(counts + 3 * k + 1)
     number, lane = tl.arange(0, MOST), tl.arange(0, 2 * LANES)
-    taken = tl.full((MOST,), -1, tl.int64)  # by keys before
+    taken = tl.full((MOST,), -1, tl.int64)  # slots chosen for earlier keys
     i = first
     while i < last:
         one, two = candidates(mix_at(index, base + count, LINES), tl.load(keys + i), base, count)
@@ -234,10 +238,11 @@ def single_out(
     used: Int32[Tensor, "slots"],
     changed: Bool[Tensor, "slots"],
 ) -> None:
-    """Adds a row to those that were `chosen` for each key that finds its two buckets full.
+    """Adds a row to the `chosen` ones for each key whose two buckets are full.
 
-    It is the one there that was used longest ago, for every key another; up to `CROWDED` keys of a
-    table, which differ. Of a table with an `oldest` time such rows were chosen already.
+    It is the least recently used row there, a different one for every key. At most `CROWDED`
+    distinct keys per table are handled. Tables with a nonzero `oldest` are skipped, because such
+    rows were chosen already.
     """
     assert table.spans is not None
     _single_out[(table.tables,)](
@@ -259,7 +264,7 @@ def _clean(slots: tl.tensor, changed: tl.tensor, n: tl.tensor, ROWS: tl.constexp
 
 
 def clean(chosen: EvictionCandidates, changed: Bool[Tensor, "slots"]) -> None:
-    """The rows that were listed as changed are written elsewhere."""
+    """Marks the rows that were listed as dirty as clean. They are being written back."""
     n = len(chosen.dirty)
     _clean[blocks(n, 512)](chosen.dirty, changed.view(torch.int8), n, ROWS=512)
 
@@ -281,7 +286,7 @@ def _take_out(
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(slots + i, mask=i < n, other=-1)
-    # One that was used or changed since, or left and made room for another, is not that row.
+    # A row that was used or changed since stays. The slot may also hold another row by now.
     gone = (slot >= 0) & (tl.load(used + slot, mask=slot >= 0, other=_NEVER) <= limit)
     gone = gone & (tl.load(changed + slot, mask=gone, other=1) == 0)
     tl.store(used + slot, tl.full((ROWS,), _NEVER, tl.int32), mask=gone)
@@ -300,7 +305,8 @@ def take_out(
     changed: Bool[Tensor, "slots"],
     left: Int64[Tensor, "K"],
 ) -> None:
-    """Chosen rows that were neither used nor changed since leave; `left` counts them."""
+    """Erases the chosen rows that were neither used nor changed since. `left` counts them per
+    table."""
     n = len(chosen.going)
     _take_out[blocks(n, 128)](
         *(chosen.going, chosen.starts, table.index, used, changed.view(torch.int8), left),
@@ -336,7 +342,8 @@ def mark(
     changed: Bool[Tensor, "slots"] | None,
     now: int,
 ) -> None:
-    """Sets `used` of these slots to `now`, and `changed` if given; negative slots are left out."""
+    """Sets `used` of these slots to `now`, and `changed` to True if given. Negative slots are
+    skipped."""
     n = len(slots)
     if n:
         flags = None if changed is None else changed.view(torch.int8)

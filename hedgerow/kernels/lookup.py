@@ -1,4 +1,4 @@
-"""Reads rows: by slot (`gather`, `read`), or by id in one pass (`lookup`)."""
+"""Kernels that read rows: by slot (`gather`, `read`), or by id in one pass (`lookup`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rows_at(
     STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """The rows in these slots; zeros where a slot is -1."""
+    """Returns the rows in these slots; zeros where a slot is -1."""
     column = tl.arange(0, COLUMNS)[None, :]
     there = (slots >= 0)[:, None] & (column < DIM)
     return tl.load(values + slots[:, None] * STRIDE + column, mask=there, other=0.0)
@@ -59,7 +59,7 @@ def _gather(
 def gather(
     table: Arrays, slots: Int64[Tensor, "n"], states: int | None = None
 ) -> Float32[Tensor, "n width"]:
-    """The rows in `slots`, or so many floats behind them; zeros for -1."""
+    """Returns the rows in `slots`, or `states` floats behind them; zeros for -1."""
     width, first = (table.dim, 0) if states is None else (states, table.dim)
     out = torch.empty(len(slots), width, dtype=torch.float32, device=slots.device)
     _read_into(out, table, slots, table.values[:, first:], None)
@@ -72,9 +72,9 @@ def read(
     out: Float32[Tensor, "n dim"],
     splits: Int64[Tensor, "K+1"],
 ) -> None:
-    """`gather` into `out` of slots that are numbered within each of several tables.
+    """Reads into `out` the rows in slots that are numbered within each of several tables.
 
-    `splits` say where those of each begin and end.
+    `splits` divides the slots by table.
     """
     _read_into(out, table, slots, table.values, splits)
 
@@ -163,10 +163,10 @@ def lookup(
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> Int64[Tensor, "n"]:
-    """Rows of `ids` into `out`, and their slots, -1 = absent.
+    """Reads the rows of `ids` into `out`. Returns their slots, -1 if absent.
 
-    Of several tables, `splits` say where the ids of each begin and end; slots are their own.
-    Absent ids give zeros, or the rows that the `parts` would give them; what follows after `used`,
+    With several tables, `splits` divides the ids by table, and slots are numbered within each
+    table. Absent ids give zeros, or with `parts` their first values. Positions from `used` on give
     zeros.
     """
     slots = torch.empty_like(ids)
@@ -183,10 +183,10 @@ def lookup_features(
     borders: Int64[Tensor, "F+1"],
     room: int | None = None,
 ) -> tuple[Int32[Tensor, "n"], Int32[Tensor, "n"] | None]:
-    """`lookup` of features, each in the table that its line of `spans` is of.
+    """Looks up ids by feature. Line f of `spans` gives the table of feature f.
 
-    `parts` have the draws of the features. Slots are numbered through all tables. With `room` also
-    where the row of each id went: `feature * room + row`, see `Occurrences`.
+    `parts` hold the draws of the features. Slots are numbered over all tables. With `room` it also
+    returns the output row of each id as `feature * room + row`, see `Occurrences`.
     """
     slots = torch.empty_like(ids, dtype=torch.int32)
     rows = None if room is None else torch.empty_like(slots)

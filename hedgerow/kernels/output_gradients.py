@@ -1,8 +1,8 @@
-"""Gradients of the outputs of several features, read where autograd left them.
+"""Gradients of the outputs of several features, read in place.
 
-An update needs the gradient of every occurrence of an id. It is that of the id's bag, times the
-weight of the id, over the divisor of the bag. Kernels compute it while they sum equal ids, so the
-gradients of the features are neither copied into one tensor nor expanded to every id.
+An update needs the gradient of every occurrence of an id: the gradient of its bag, times the weight
+of the id, divided by the divisor of the bag. Kernels compute it while they sum equal ids. So the
+gradients of the features are neither concatenated nor expanded to every id.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from torch import Tensor
 from ..core.shapes import Float32, Int32, Int64
 from .toolchain import jit, tl
 
-FLAT, STRIDED, DENSE = 0, 1, 2  # forms: one row per occurrence; any strides; whole aligned rows
-PLACE = 4  # numbers that say where the gradient of one feature is
+FLAT, STRIDED, DENSE = 0, 1, 2  # one row per occurrence; any strides; contiguous, aligned
+PLACE = 4  # numbers per feature that locate its gradient
 _FLAT, _DENSE = tl.constexpr(FLAT), tl.constexpr(DENSE)
 _PLACE = tl.constexpr(PLACE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Occurrences:
-    """Which output each occurrence of a batch went into, and with what factor.
+    """The output vector of each occurrence of a batch, and its factors.
 
-    `rows[i]` is `feature * room + row`, where `row` counts the output vectors of a feature; -1: the
-    occurrence is in no output, its gradient is zero. Without `rows` every feature has `room`
-    occurrences, and each of them is an output vector of its own.
+    `rows[i]` is `feature * room + row`, where `row` numbers the output vectors of a feature. With
+    -1 the occurrence is in no output, and its gradient is zero. Without `rows` every feature has
+    `room` occurrences, and each is an output vector of its own.
     """
 
     room: int  # at least the output vectors of one feature
     rows: Int32[Tensor, "n"] | None = None
     divisors: Float32[Tensor, "n"] | None = None  # of the sums of the bags
     weights: Float32[Tensor, "n"] | None = None
-    # Of features that give the largest values: which occurrence each value of their vectors is.
+    # For max pooling: the occurrence that each value of the output vectors comes from.
     largest: Int32[Tensor, "vectors dim"] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputGradients:
-    """The gradients of one read, by address and stride.
+    """The gradients of one lookup, by address and stride.
 
-    `places` has four numbers for each feature: where its gradient begins, in floats from `base`;
-    floats from one output vector to the next, and from one column to the next; and the first row of
-    the feature in `largest`, -1 = it has none. In the form `DENSE` the first two count in fours.
+    `places` has four numbers per feature: the start of its gradient in floats from `base`, the
+    stride between output vectors, the stride between columns, and the feature's first row in
+    `largest` (-1 if it has none). In the form `DENSE` the first two are in units of four floats.
     """
 
     base: Float32[Tensor, "..."]
@@ -55,16 +55,16 @@ class OutputGradients:
     n: int
     dim: int
     form: int
-    held: tuple[Tensor, ...]  # what the places point to
+    held: tuple[Tensor, ...]  # tensors kept alive for the addresses
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Occurrences and columns, as of a tensor with one gradient per occurrence."""
+        """Occurrences and columns, like the shape of a tensor with one gradient per occurrence."""
         return self.n, self.dim
 
     @property
     def device(self) -> torch.device:
-        """Where the gradients are."""
+        """The device of the gradients."""
         return self.base.device
 
     @staticmethod
@@ -76,11 +76,11 @@ class OutputGradients:
         firsts: Sequence[int],
         on_device: Callable[[Sequence[int]], Int64[Tensor, "numbers"]],
     ) -> OutputGradients:
-        """The gradients of the features, of which at least one is there, float32.
+        """Builds the gradients of the features from float32 tensors, of which at least one is not
+        None.
 
-        `firsts` are the first rows of the features in `at.largest`. `on_device` brings numbers to
-        the device. Only a gradient whose output vectors do not follow each other at one stride is
-        copied.
+        `firsts` are the first rows of the features in `at.largest`. `on_device` copies numbers to
+        the device. A gradient is copied only if its output vectors do not have one stride.
         """
         numbers: list[int] = []
         held: list[Tensor] = []
@@ -91,7 +91,7 @@ class OutputGradients:
                 continue
             grad, stride = _as_vectors(grad, dim)
             address, column = grad.data_ptr(), grad.stride(-1)
-            if grad.numel():  # an empty one may have any address
+            if grad.numel():  # an empty tensor may have any address
                 dense = dense and column == 1 and not (address % 16 or stride % 4)
                 numbers += (address, stride, column, first)
             else:
@@ -109,7 +109,7 @@ class OutputGradients:
 
 
 def _as_vectors(grad: Tensor, dim: int) -> tuple[Tensor, int]:
-    """A gradient whose output vectors follow each other at one stride, and that stride."""
+    """Returns a gradient whose output vectors have one stride, and that stride."""
     if grad.dim() == 2:
         return grad, grad.stride(0)
     outer, inner = grad.stride(0), grad.stride(1)
@@ -121,7 +121,7 @@ def _as_vectors(grad: Tensor, dim: int) -> tuple[Tensor, int]:
 
 
 def arguments(grads: Float32[Tensor, "n dim"] | OutputGradients) -> tuple[Any, ...]:
-    """What kernels get: base, places, rows, divisors, weights, largest, room; see `gradient_at`."""
+    """Returns the kernel arguments: base, places, rows, divisors, weights, largest, room."""
     if isinstance(grads, Tensor):
         return grads, None, None, None, None, None, 1
     at = grads.at
@@ -132,7 +132,7 @@ def arguments(grads: Float32[Tensor, "n dim"] | OutputGradients) -> tuple[Any, .
 
 
 def form_of(grads: Float32[Tensor, "n dim"] | OutputGradients) -> int:
-    """How kernels read these gradients."""
+    """Returns the form in which kernels read these gradients."""
     return FLAT if isinstance(grads, Tensor) else grads.form
 
 
@@ -146,7 +146,7 @@ def gradient_at(
     WIDTH: tl.constexpr,
     FORM: tl.constexpr,
 ) -> tl.tensor:
-    """The gradient of each `live` occurrence `source`, in these columns; 0 elsewhere.
+    """Returns the gradient of each `live` occurrence `source` in these columns; 0 elsewhere.
 
     Sources and columns broadcast: a column of sources and a row of columns give a block.
     """
@@ -162,7 +162,7 @@ def gradient_at(
         row = tl.where(there, row - feature * room, 0).to(tl.int64)
         place = places + feature * _PLACE
         begin, stride = tl.load(place), tl.load(place + 1)
-        if FORM == _DENSE:  # in fours, so that the compiler knows of whole words of 16 bytes
+        if FORM == _DENSE:  # in fours, so that the compiler knows the 16-byte alignment
             at = (begin + row * stride) * 4 + column
         else:
             at = begin + row * stride + column * tl.load(place + 2)

@@ -1,4 +1,4 @@
-"""Which two buckets an id may live in."""
+"""The two buckets of an id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mixed(
     by_1: tl.tensor,
     by_2: tl.tensor,
 ) -> tl.tensor:
-    """The hash of unsigned numbers by the words of `mix_of`."""
+    """Returns the hash of unsigned numbers with the words of `mix_of`."""
     x = x + (add.to(tl.uint64, bitcast=True) + MIX_START)
     x = (x ^ (x >> 30)) * (by_1.to(tl.uint64, bitcast=True) ^ MIX_1)
     x = (x ^ (x >> 27)) * (by_2.to(tl.uint64, bitcast=True) ^ MIX_2)
@@ -36,7 +36,7 @@ def mixed(
 
 @jit
 def word(slots: tl.tensor, LINE: tl.constexpr, LINES: tl.constexpr) -> tl.tensor:
-    """Where in the index the key (line 0), time or score of a slot stands."""
+    """Returns the index position of the key (line 0), time or score of a slot."""
     return (slots // LANES) * (LINES * LANES) + LINE * LANES + slots % LANES
 
 
@@ -44,10 +44,10 @@ def word(slots: tl.tensor, LINE: tl.constexpr, LINES: tl.constexpr) -> tl.tensor
 def candidates(
     mix: tl.tensor, ids: tl.tensor, base: tl.tensor, buckets: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Two different buckets of each id, if there are two, of so many from `base` on.
+    """Returns two buckets of each id, distinct if possible, among `buckets` from `base` on.
 
-    From the halves of one hash. At `mix` stand the words of `mix_of`, with their bits turned: the
-    same for all ids, so that they are on their way before it is known whose the ids are.
+    They come from the halves of one hash. `mix` points to the inverted words of `mix_of`. These are
+    the same for all ids, so they are loaded before the table of each id is known.
     """
     add, by_1, by_2 = ~tl.load(mix), ~tl.load(mix + 1), ~tl.load(mix + 2)
     hashed = mixed(ids.to(tl.uint64, bitcast=True), add, by_1, by_2)
@@ -61,13 +61,14 @@ def candidates(
 
 @jit
 def mix_at(index: tl.tensor, buckets: tl.tensor, LINES: tl.constexpr) -> tl.tensor:
-    """Where the words of the slot key stand, behind all buckets of one table or of several."""
+    """Returns the address of the words of the slot key, behind all buckets of one or several
+    tables."""
     return index + (buckets.to(tl.int64) * LINES + TIMES + 1) * LANES - MIX
 
 
 @jit
 def own_place(ids: tl.tensor, base: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Whether an id looks like a place without a row, and the slot that it then has to itself."""
+    """Returns whether an id equals a marker of free slots, and the slot reserved for it."""
     special = (ids == EMPTY) | (ids == ERASED)
     return special, (base + buckets.to(tl.int64)) * LANES + (ids == ERASED).to(tl.int64)
 
@@ -91,7 +92,7 @@ def _place(
 def place(
     ids: Int64[Tensor, "n"], buckets: int, slot_key: int = 0
 ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
-    """The first and second bucket of each id."""
+    """Returns the first and second bucket of each id."""
     first, second = torch.empty_like(ids), torch.empty_like(ids)
     if len(ids):
         mix = layout.turned(layout.mix_of(slot_key), ids.device)

@@ -1,4 +1,4 @@
-"""Pools bags straight from the rows of a table, by slot: no row is written down in between."""
+"""Pools bags directly from the rows of a table by slot, without storing the rows in between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .lookup import rows_at
 from .toolchain import blocks, columns_of, jit, tl
 
 POOLINGS = ("sum", "mean", "sqrtn")
-_TILE = 512  # as `segments` measured
+_TILE = 512  # as measured for `segments`
 
 
 @jit(do_not_specialize=["bags", "seed"])
@@ -81,16 +81,16 @@ def pool(
     weights: Float32[Tensor, "n"] | None = None,
     parts: Sequence[RowSegment] = (),
 ) -> Float32[Tensor, "bags dim"]:
-    """One vector a bag, its ids' rows added in their order; zeros for an empty one.
+    """Returns one pooled vector per bag, its rows added in order; zeros for an empty bag.
 
-    Absent ids (slot -1) count as zeros, or as the rows that the `parts` would give them.
+    Absent ids (slot -1) count as zeros, or with `parts` as their first values.
     """
     bags = len(splits) - 1
     out = torch.empty(bags, table.dim, dtype=torch.float32, device=ids.device)
     zeros = FirstValues("zeros", 0.0, 0.0, 0)
     columns = [(part.start, part.dim, part.first) for part in parts] or [(0, table.dim, zeros)]
     for start, dim, draw in columns if bags else ():
-        columns = columns_of(dim)  # a whole row: first values are drawn so
+        columns = columns_of(dim)  # the full width, as first values are drawn
         rows = max(1, min(32, _TILE // columns))
         _pool[blocks(bags, rows)](
             *(ids, slots, splits, weights, table.values, out, bags),

@@ -1,6 +1,6 @@
-"""Finds and pools the rows of all features of similar tables in one kernel; spreads gradients.
+"""Looks up and pools all features of similar tables in one kernel, and spreads their gradients.
 
-It also writes down what an update needs: where each row is, and which output vector it went into.
+The kernel also records what an update needs: the slot of each id, and its output vector.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .toolchain import blocks, columns_of, jit, reader_tile, tl
 
 SUM, MEAN, SQRTN, MAX, FIRST = range(5)
 CODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX, "first": FIRST}
-RECORD = 7  # numbers of a unit, see `Features`
+RECORD = 7  # numbers per unit, see `Features`
 _MEAN, _SQRTN, _MAX, _FIRST = (
     tl.constexpr(MEAN),
     tl.constexpr(SQRTN),
@@ -31,26 +31,26 @@ _MEAN, _SQRTN, _MAX, _FIRST = (
     tl.constexpr(FIRST),
 )
 _RECORD = tl.constexpr(RECORD)
-_TILE = 512  # values of a block of vectors, as `segments` measured
-_TOGETHER = 64  # ids that one program looks for at once
+_TILE = 512  # values per block of vectors, as measured for `segments`
+_TOGETHER = 64  # ids that one program searches at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """The features of a group of alike tables, the same for all batches.
+    """The features of a group of similar tables, constant over batches.
 
-    An output vector per sample is a unit. A feature has one unit, or `n` if its pooling is
-    `("first", n)`. A unit has seven numbers: feature, table, place among the names of a batch,
-    pooling, units of the feature, first unit of the feature, and the first unit of the feature
-    among those that give the largest values (-1: it gives none).
+    A unit is one output vector per sample. A feature has one unit, or `n` units if its pooling is
+    `("first", n)`. A unit has seven numbers: feature, table, index among the names of a batch,
+    pooling, number of units of the feature, first unit of the feature, and first unit of the
+    feature among those with max pooling (-1 without max pooling).
     """
 
     units: Int64[Tensor, "U 7"]
     tables: tuple[int, ...]  # of each feature
     fans: tuple[int, ...]  # units of each feature
-    largest: tuple[int, ...]  # the last number of each feature
+    largest: tuple[int, ...]  # the last number of each feature's units
     poolings: frozenset[int]
-    # The tables once more, one line per feature, for kernels that go by feature.
+    # Spans and parts with one line per feature, for kernels that work by feature.
     spans: Int64[Tensor, "F 2"]
     parts: tuple[RowSegment, ...]
 
@@ -62,7 +62,8 @@ class Features:
         places: Sequence[int],
         poolings: Sequence[str | tuple[str, int]],
     ) -> Features:
-        """Features by table number, place among the names of a batch, and pooling."""
+        """Builds the features from table numbers, indices among the names of a batch, and
+        poolings."""
         units: list[tuple[int, ...]] = []
         fans, starts, codes = [], [], []
         largest = 0
@@ -76,7 +77,7 @@ class Features:
             starts.append(first)
             codes.append(code)
         device, owners = table.index.device, torch.tensor(tables, device=table.index.device)
-        assert table.spans is not None  # a group of tables
+        assert table.spans is not None  # a group has several tables
         return Features(
             torch.tensor(units, device=device),
             tuple(tables),
@@ -95,7 +96,8 @@ class Features:
 def _unit_of(
     units: tl.tensor, row: tl.tensor, inside: tl.tensor, samples: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """What stands in `Features` for the unit of each output row, and the row within its feature."""
+    """Returns the numbers of each output row's unit (see `Features`) and its row within its
+    feature."""
     record = units + (row // samples) * _RECORD
     feature = tl.load(record, mask=inside, other=0)
     k = tl.load(record + 1, mask=inside, other=0)
@@ -116,10 +118,10 @@ def _bag_of(
     samples: tl.tensor,
     FIRSTS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Where the ids of each output row begin and end, and the size of the whole bag.
+    """Returns the first id of each output row, the end, and the size of the whole bag.
 
-    Row j of a feature that gives its first n rows has one id; the last also has those that are in
-    no output.
+    Row j of a feature that returns its first n rows has one id. Its last row also has the ids that
+    are in no output.
     """
     feature, _, place, pooling, fan, own, _ = unit
     sample = own // fan if FIRSTS else own
@@ -145,7 +147,7 @@ def _tell(
     row: tl.tensor,
     divisor: tl.tensor,
 ) -> None:
-    """Writes down for an update what happened to each occurrence."""
+    """Records for an update the slot, output row and divisor of each occurrence."""
     slots, rows, divisors = notes
     tl.store(slots + at, slot.to(tl.int32), mask=more)
     tl.store(rows + at, row.to(tl.int32), mask=more)
@@ -166,7 +168,8 @@ def _pooled(
     MAXES: tl.constexpr,
     FIRSTS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The vectors with one more row each where there is one, and which rows the largest are."""
+    """Adds one more row to each vector that has one. Returns the vectors and the largest
+    occurrences."""
     new = total + rows
     if FIRSTS:
         new = tl.where((pooling == _FIRST)[:, None], rows, new)
@@ -195,9 +198,9 @@ def _found_rows(
     STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """`_pooled` for the next ids of each bag.
+    """Applies `_pooled` to the next ids of each bag.
 
-    Those without a slot count as their rows in `others`, if given, or as zeros.
+    An id without a slot counts as its row in `others`, if given, or as zeros.
     """
     total, best = state
     first, end, pooling = bag
@@ -238,14 +241,14 @@ def _rows_and_births(
     STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """`_found_rows`, where ids without a row count as what they would be born with."""
+    """Like `_found_rows`, but ids without a row count as their first values."""
     total, best = state
     first, end, pooling = bag
     values, weights, _ = memory
     seed, low, scale = draw
     t = tl.arange(0, TOGETHER)[None, :]
     j = tl.full((), 0, tl.int32)
-    while j < TOGETHER:  # a loop, so that the code of the draws is there once
+    while j < TOGETHER:  # a loop, so that the drawing code exists only once
         at = first + done + j
         more = at < end
         place = tl.sum(tl.where(t == j, slot, 0), axis=1)
@@ -271,7 +274,7 @@ def _slots_of(
     ROWS: tl.constexpr,
     TOGETHER: tl.constexpr,
 ) -> tl.tensor:
-    """The slots of some ids of each bag, -1 = absent: known ones, or by one search for all."""
+    """Returns the slots of some ids of each bag (-1 if absent): known ones, or by one search."""
     index, mix, known, span = table
     base, count = span
     if known is not None:
@@ -295,7 +298,7 @@ def _slots_of(
 def _divisor(
     pooling: tl.tensor, size: tl.tensor, ROWS: tl.constexpr, MEANS: tl.constexpr
 ) -> tl.tensor:
-    """What the sum of each bag is divided by."""
+    """Returns the divisor of each bag's sum."""
     divisor = tl.full((ROWS,), 1.0, tl.float32)
     if MEANS:
         number = tl.maximum(size, 1).to(tl.float32)
@@ -326,7 +329,7 @@ def _pool_block(
     TOGETHER: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The vectors of some bags, and which occurrences their largest values are."""
+    """Returns the vectors of some bags, and the occurrences of their largest values."""
     first, end, pooling = bag
     divisor = _divisor(pooling, size, ROWS, MEANS)
     t = tl.arange(0, TOGETHER)[None, :]
@@ -345,7 +348,7 @@ def _pool_block(
                 place = tl.where((pooling == _FIRST)[:, None] & (done + t > 0), -1, place)
             _tell(notes, at, more, slot, place, divisor)
         kept, absent = (total, best), tl.max((more & (slot < 0)).to(tl.int32))
-        if KIND == "zeros":  # noqa: SIM114 (what is known when it is compiled decides first)
+        if KIND == "zeros":  # noqa: SIM114 (compile-time condition first)
             total, best = _found_rows(
                 *(kept, bag, done, slot, memory, TOGETHER, MAXES, FIRSTS, DIM, STRIDE, COLUMNS)
             )
@@ -424,7 +427,8 @@ def _pool_features(
 
 
 def _tile_of(dim: int) -> dict[str, int]:
-    """The block of output vectors of one program, and how many ids of each it looks for at once."""
+    """Returns the block of output vectors of one program, and how many ids of each it searches at
+    once."""
     columns = columns_of(dim)
     rows = max(1, min(32, _TILE // columns))
     return {"ROWS": rows, "TOGETHER": max(2, min(8, _TOGETHER // rows)), "COLUMNS": columns}
@@ -432,10 +436,11 @@ def _tile_of(dim: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """Where the rows of ids are, so that they are not looked for.
+    """Known slots of ids, which make a search unnecessary.
 
-    `slots` are those of each within its table, -1 = it has none. Such an id has its row in
-    `others`, if given, and else counts as zeros. Rows of the other ids in `others` are not read.
+    `slots` are numbered within each table, -1 for an absent id. An absent id has its row in
+    `others`, if given, and otherwise counts as zeros. Rows of resident ids in `others` are not
+    read.
     """
 
     slots: Int64[Tensor, "n"]
@@ -444,10 +449,10 @@ class Known:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pooled:
-    """The output vectors, feature after feature, and what an update needs."""
+    """The output vectors, ordered by feature, and what an update needs."""
 
     vectors: Float32[Tensor, "vectors dim"]
-    slots: Int32[Tensor, "n"]  # numbered through all tables; -1 = absent
+    slots: Int32[Tensor, "n"]  # numbered over all tables; -1 if absent
     at: Occurrences
 
 
@@ -462,12 +467,11 @@ def pool_features(
     parts: Sequence[RowSegment] = (),
     known: Known | None = None,
 ) -> Pooled:
-    """The vectors of all features: for each, one per sample, or n of `("first", n)`.
+    """Returns the vectors of all features: one per sample, or n for `("first", n)`.
 
-    The ids of a feature at place p and of sample s begin at `offsets[p * samples + s]`; in `ids`
-    and `weights` they stand `shifts` of the feature later. They are added in their order. Absent
-    ids count as zeros, or as the rows that the `parts` would give them; `known` ids, of which
-    there are no parts, as said there.
+    The ids of sample s of the feature at index p begin at `offsets[p * samples + s]`, plus the
+    feature's entry of `shifts`, in `ids` and `weights`. Rows are added in order. Absent ids count
+    as zeros, or with `parts` as their first values. With `known` there are no parts, and no search.
     """
     n, device, kinds = len(ids), ids.device, features.poolings
     vectors = samples * len(features.units)
@@ -531,12 +535,13 @@ def _spread(
 
 
 def spread(grads: OutputGradients, start: int, stop: int) -> Float32[Tensor, "stop-start dim"]:
-    """One gradient per occurrence, of the occurrences from `start` to before `stop`."""
+    """Returns one gradient per occurrence, for occurrences from `start` up to, but not including,
+    `stop`."""
     return _spread_into(grads, None, start, stop - start)
 
 
 def spread_at(grads: OutputGradients, at: Int64[Tensor, "m"]) -> Float32[Tensor, "m dim"]:
-    """One gradient per occurrence, of the occurrences `at` these positions."""
+    """Returns one gradient per occurrence, for the occurrences at these positions."""
     return _spread_into(grads, at, 0, len(at))
 
 

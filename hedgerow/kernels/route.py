@@ -1,4 +1,4 @@
-"""Orders the keys of a batch by owner: a kernel names owners, one more moves what was sorted."""
+"""Orders the keys of a batch by owner: one kernel computes owners, another moves sorted keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIX_2 = tl.constexpr(hashing.MIX_2)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routed:
-    """Of each key: its owner, in as few bits as hold it, its name there and its place in its row.
+    """Routing of each key: its owner, its key at the owner, and its position in its row.
 
     `lengths` counts the keys by owner and row.
     """
@@ -32,7 +32,7 @@ class Routed:
 
 @jit
 def _mixed(key: tl.tensor) -> tl.tensor:
-    """The router's hash."""
+    """Returns the router's hash."""
     key = (key ^ (key >> 33)) * MIX_1
     key = (key ^ (key >> 33)) * MIX_2
     return key ^ (key >> 33)
@@ -40,7 +40,8 @@ def _mixed(key: tl.tensor) -> tl.tensor:
 
 @jit
 def _part(borders: tl.tensor, parts: tl.tensor, i: tl.tensor) -> tl.tensor:
-    """The part that holds place i, where part p begins at `borders[p]`; the last of equal ones."""
+    """Returns the part that holds index i. Part p begins at `borders[p]`; of empty parts the last
+    wins."""
     low = tl.zeros_like(i)
     high = low + parts
     while tl.max(high - low, axis=0) > 1:
@@ -56,7 +57,7 @@ def _part(borders: tl.tensor, parts: tl.tensor, i: tl.tensor) -> tl.tensor:
 def _between(
     bounds: tl.tensor, begin: tl.tensor, bounded: tl.tensor, key: tl.tensor, most: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """How many of a rule's bounds are not above each key, and the last of them."""
+    """Returns how many bounds of a rule are at most each key, and the last of them."""
     below = begin * 0
     start = below.to(tl.uint64)
     b = tl.full((), 0, tl.int64)
@@ -73,13 +74,13 @@ def _between(
 def _owner(
     key: tl.tensor, rule: tl.tensor, bounds: tl.tensor, most_bounds: tl.tensor, live: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Owner and name of each key under its rule."""
+    """Returns the owner of each key under its rule, and its key at the owner."""
     code = tl.load(rule, mask=live, other=1)
     owning = tl.load(rule + 1, mask=live, other=1).to(tl.uint64)
     block = tl.load(rule + 3, mask=live, other=0).to(tl.uint64)
     bounded = tl.load(rule + 5, mask=live, other=0)
     owner = tl.where(code == 2, _mixed(key), key) % owning
-    # A range of its own for every owner, then by modulo; the name counts from the range's begin.
+    # Without bounds: one range per owner, then modulo. The local key counts from the range's start.
     ranged = (code == 0) & (bounded == 0)
     size = tl.where(block == 0, 1, block)
     inside = ranged & (key < size * owning)
@@ -132,10 +133,10 @@ def route(
     shards: int,
     most_bounds: int,
 ) -> Routed:
-    """Owners of keys whose rows end at `splits`, features at `feature_rows`; see `routing.Router`.
+    """Returns the routing of keys whose rows end at `splits` and features at `feature_rows`.
 
-    `rules` has for each feature: code, shards that own keys, empty ones before them, keys of a
-    range, and where its bounds begin and how many they are.
+    See `routing.Router`. `rules` has for each feature: code, number of shards that own keys, number
+    of empty shards before them, keys per range, and the start and number of its bounds.
     """
     rows, n = len(splits) - 1, len(keys)
     found = Routed(
@@ -182,7 +183,7 @@ def move(
     positions: Int64[Tensor, "n"],
     weights: Float32[Tensor, "n"] | None = None,
 ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Float32[Tensor, "n"] | None, Int64[Tensor, "n"]]:
-    """Keys, positions and weights in an order, and the way back."""
+    """Returns keys, positions and weights in the given order, and the inverse order."""
     found = torch.empty_like(keys), torch.empty_like(keys), torch.empty_like(keys)
     moved = None if weights is None else torch.empty_like(weights)
     if len(order):

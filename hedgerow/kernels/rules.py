@@ -1,11 +1,11 @@
-"""What one optimizer step does to a block of rows, for each update rule.
+"""One optimizer step on a block of rows, for each update rule.
 
-A rule takes the rows `w` of a segment, their summed gradients `g` and the rate, reads and writes
-the states that stand behind the rows, and gives the new rows. Its `rows` are the table's values,
-where the states of each row begin in them, which rows of the block exist, which of these are new
-(their states start from what the rule says), and the numbers of the rule. Those lie on the device
-as float64: eight settings in the order of the rule, then where each state starts from, then for
-dense Adam the table of `layout.drifts`. `at_step` is the step of the update, `NO_STEP` without one.
+A rule takes the rows `w` of a segment, their summed gradients `g` and the rate. It reads and writes
+the states behind the rows, and returns the new rows. `rows` holds: the table's values, where the
+states of each row begin in them, which rows of the block exist, which of these are new (their
+states start from the rule's first values), and the numbers of the rule. These are float64 on the
+device: eight settings in the order of the rule, the first value of each state, and for dense Adam
+the table of `layout.drifts`. `at_step` is the step of the update, or `NO_STEP`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def _root(x: tl.tensor) -> tl.tensor:
 
 @jit
 def _ratio(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    """a / b, and 0 where b is."""
+    """Returns a / b, and 0 where b is 0."""
     nothing = b == 0
     return tl.where(nothing, 0.0, tl.div_rn(a, tl.where(nothing, 1.0, b)))
 
 
 @jit
 def _read(rows: tl.tuple, K: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
-    """State number K of each row, one number a value."""
+    """Returns state number K of each row, which has one number per value."""
     values, at, there, born, numbers = rows
     column = tl.arange(0, COLUMNS)[None, :]
     old = (there & ~born)[:, None] & (column < DIM)
@@ -66,7 +66,8 @@ def _write(
 
 @jit
 def _read_one(rows: tl.tuple, PLACE: tl.constexpr, K: tl.constexpr) -> tl.tensor:
-    """State number K, of which a row has one, PLACE floats behind where its states begin."""
+    """Returns state number K of each row, a single number PLACE floats behind the start of its
+    states."""
     values, at, there, born, numbers = rows
     kept = tl.load(values + at + PLACE, mask=there & ~born, other=0.0)
     return tl.where(born, _number(numbers, START + K), kept)
@@ -75,7 +76,7 @@ def _read_one(rows: tl.tuple, PLACE: tl.constexpr, K: tl.constexpr) -> tl.tensor
 @jit
 def _write_one(rows: tl.tuple, state: tl.tensor, PLACE: tl.constexpr) -> None:
     values, at, there, _, _ = rows
-    tl.debug_barrier()  # every warp reads the one number for itself: before any of them writes it
+    tl.debug_barrier()  # all warps read the number before any of them writes it
     tl.store(values + at + PLACE, state, mask=there)
 
 
@@ -95,7 +96,7 @@ def _momentum(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """Heavy ball; Monolith's buffer holds the rate, torch's does not."""
+    """Momentum. Monolith's buffer includes the rate, torch's does not."""
     _, _, _, _, numbers = rows
     mu, nesterov = _number(numbers, 1), _number(numbers, 2) != 0
     x = g + _number(numbers, 0) * w
@@ -136,7 +137,7 @@ def _row_adagrad(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """One mean square a row; the squares are added in another order than in the core."""
+    """One mean square per row. The squares are summed in another order than in the core."""
     _, _, _, _, numbers = rows
     x = g + _number(numbers, 0) * w
     squares = _read_one(rows, 0, 0)
@@ -157,7 +158,7 @@ def _adam(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """Monolith's: a row keeps the powers of its betas; with Nesterov if setting 6 is on."""
+    """Monolith's Adam: a row stores the powers of its betas. Setting 6 turns on Nesterov."""
     _, _, _, _, numbers = rows
     rest1, rest2 = _number(numbers, 1), _number(numbers, 3)
     x = g + _number(numbers, 5) * w
@@ -177,7 +178,7 @@ def _adam(
 
 @jit
 def _power(base: tl.tensor, count: tl.tensor) -> tl.tensor:
-    """base ** count in float64, by squaring."""
+    """Returns base ** count in float64, by squaring."""
     left = count.to(tl.int64)
     result = tl.full(count.shape, 1.0, tl.float64)
     square = tl.zeros_like(result) + base
@@ -192,7 +193,8 @@ def _power(base: tl.tensor, count: tl.tensor) -> tl.tensor:
 def _corrections(
     numbers: tl.tensor, count: tl.tensor, by_row: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Factors of the rate and of the root of the second moment at update number `count`."""
+    """Returns the factors of the rate and of the root of the second moment at update number
+    `count`."""
     first = 1.0 - _power(tl.load(numbers), count)
     root = tl.sqrt(1.0 - _power(tl.load(numbers + 2), count))
     sparse = (tl.load(numbers + 7) == BY_STEP_SPARSE) & ~by_row
@@ -211,7 +213,7 @@ def _torch_adam(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """torch's Adam, and AdamW if setting 6 is on; a row counts its own steps, too."""
+    """torch's Adam, and AdamW if setting 6 is on. A row also counts its own steps."""
     _, _, _, _, numbers = rows
     decay, decoupled = _number(numbers, 5), _number(numbers, 6) != 0
     m, v = _read(rows, 0, DIM, COLUMNS), _read(rows, 1, DIM, COLUMNS)
@@ -232,7 +234,7 @@ def _torch_adam(
 
 @jit
 def _drift(numbers: tl.tensor, number: tl.tensor, ratio: tl.tensor) -> tl.tensor:
-    """What all updates of dense Adam after this one move a row by, see csrc/rules_adam.h."""
+    """Returns how far all later updates of dense Adam move a row, see csrc/rules_adam.h."""
     known = tl.load(numbers + DRIFTS + tl.minimum(number, TABULATED))
     at = number.to(tl.float64) + 1.0 / (1.0 - ratio)
     first = 1.0 - tl.exp(at * tl.log(tl.load(numbers)))
@@ -242,7 +244,7 @@ def _drift(numbers: tl.tensor, number: tl.tensor, ratio: tl.tensor) -> tl.tensor
 
 @jit
 def _read_last(rows: tl.tuple, PLACE: tl.constexpr) -> tl.tensor:
-    """An int64 that a row has once: two floats' room, the lower half first; 0 for new rows."""
+    """Returns an int64 stored in two floats, lower half first; 0 for new rows."""
     low = _read_one(rows, PLACE, 2).to(tl.int32, bitcast=True)
     high = _read_one(rows, PLACE + 1, 2).to(tl.int32, bitcast=True)
     return (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
@@ -265,7 +267,8 @@ def _made_up(
     missed: tl.tensor,
     pace: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Rows and moments after the updates without a gradient that follow update `last`."""
+    """Returns rows and moments after `missed` updates without a gradient that follow update
+    `last`."""
     beta1, beta2 = tl.load(numbers), tl.load(numbers + 2)
     ratio = beta1 / tl.sqrt(beta2)
     left = _power(ratio, missed) * _drift(numbers, last + missed, ratio)
@@ -293,7 +296,7 @@ def _dense_adam(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """torch's Adam or AdamW on all rows: first what updates without a gradient would have done."""
+    """torch's Adam or AdamW on all rows. First performs the missed updates without a gradient."""
     _, _, _, _, numbers = rows
     epsilon = _number(numbers, 4)
     last = _read_last(rows, 2 * DIM)
@@ -302,7 +305,7 @@ def _dense_adam(
     pace = (tl.zeros_like(left).to(tl.float32) + rate).to(tl.float64)
     m, v = _read(rows, 0, DIM, COLUMNS), _read(rows, 1, DIM, COLUMNS)
     at = last
-    for piece in tl.static_range(6):  # of 1, 2, 4, 8 and 16 updates, and the rest
+    for piece in tl.static_range(6):  # of 1, 2, 4, 8 and 16 updates, and the others
         missed = tl.minimum(left, 1 << piece) if piece < 5 else left
         w, m, v = _made_up(numbers, w, m, v, at, missed, pace)
         at, left = at + missed, left - missed
@@ -324,7 +327,7 @@ def _ftrl(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """A rate of nothing changes nothing but gives new rows their states."""
+    """FTRL. A rate of 0 changes no row but initializes the states of new rows."""
     _, _, _, _, numbers = rows
     moves = rate >= LEAST_RATE
     l1 = _number(numbers, 1)
@@ -350,7 +353,7 @@ def _rmsprop(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """Monolith's, in float64, with 1 under the fraction."""
+    """Monolith's RMSProp, in float64, with 1 as epsilon."""
     _, _, _, _, numbers = rows
     wide = w.to(tl.float64)
     x = g.to(tl.float64) + tl.load(numbers) * wide
@@ -395,7 +398,7 @@ def stepped(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """The rows after one step by this rule; their states are written."""
+    """Returns the rows after one step of this rule, and writes their states."""
     if RULE == "sgd":
         return _sgd(rows, w, g, rate)
     elif RULE == "momentum":  # noqa: RET505 (Triton wants every arm)
@@ -425,7 +428,7 @@ def stepped(
 
 @jit
 def all_finite(rows: tl.tensor) -> tl.tensor:
-    """Whether each row is finite."""
+    """Returns whether each row is finite."""
     return tl.min((tl.abs(rows) < float("inf")).to(tl.int32), axis=1) > 0
 
 
@@ -433,7 +436,7 @@ def all_finite(rows: tl.tensor) -> tl.tensor:
 def count_up(
     counts: tl.tensor, inserted: tl.tensor, refused: tl.tensor, dropped: tl.tensor
 ) -> None:
-    """Adds to the counts of `Applied`; programs with nothing to say do not queue for them."""
+    """Adds to the counts of `Applied`. Programs with nothing to add skip the atomics."""
     inserted, refused = inserted.to(tl.int64), refused.to(tl.int64)
     born, kept_out, left_out = tl.sum(inserted), tl.sum(refused), tl.sum(dropped)
     if born + kept_out + left_out > 0:

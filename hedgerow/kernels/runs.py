@@ -1,11 +1,12 @@
-"""Occurrences of a batch grouped by the slot of their row, and sums of the gradients of a group.
+"""Groups the occurrences of a batch by the slot of their row, and sums the gradients of each group.
 
-Slots have 32 bits, so sorting them takes half the time of sorting ids, and the slots of several
-tables do not meet: one sort serves all. The sort is stable, so the occurrences of a row stand in
-input order.
+Slots have 32 bits, so sorting them takes half the time of sorting ids. Slots of several tables are
+distinct, so one sort serves all tables. The sort is stable: the occurrences of a row stay in input
+order.
 
-The order is that of `sum_gradients`: pieces of PIECE occurrences, each added in input order, then
-the pieces in order. Runs of at most SHORT occurrences are left to whoever needs their sums.
+Sums have the order of `sum_gradients`: pieces of PIECE occurrences, each summed in input order,
+then the pieces in order. Runs of at most SHORT occurrences are summed by the kernel that needs
+them.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ def _seat(
         if (spans is not None) and (not NUMBERED):
             base, _, _ = span_of((spans, splits), None, i, n, buckets, K, ROOM)
             slot = tl.where(slot >= 0, slot + base * LANES, slot)
-    if INSERT:  # noqa: SIM102 (what is known when it is compiled decides first)
+    if INSERT:  # noqa: SIM102 (compile-time condition first)
         if tl.min(tl.where(i < n, slot, 0), axis=0) < 0:
             base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
             todo = live & (slot < 0)
             key = tl.load(ids + i, mask=todo, other=0)
             given, _ = claim(index, mix_at(index, buckets, LINES), key, todo, base, count, LINES)
-            # Ids without room are counted by and by: equal ones get one number, below -1.
+            # Ids without a free slot are counted later. Equal ids get the same number below -1.
             first, second = candidates(mix_at(index, buckets, LINES), key, base, count)
             number = (first * 31 + second * 17 + (key & 0xFFFF)) & 0x3FFFFFFF
             slot = tl.where(todo, tl.where(given < 0, -2 - number, given), slot)
@@ -73,9 +74,9 @@ def _seat(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marks:
-    """When each slot was used last, and whether its row was changed; what a use sets.
+    """The last use of each slot, and whether its row is dirty. A use sets both.
 
-    Of a use that changes nothing `changed` is None.
+    `changed` is None for a use that changes nothing.
     """
 
     used: Int32[Tensor, "slots"]
@@ -93,14 +94,13 @@ def seat(
     insert: bool = True,
     marks: Marks | None = None,
 ) -> Int32[Tensor, "n"]:
-    """The slot of each key; -1 for room, and below -1 a number of each id that found no place.
+    """Returns the slot of each key; -1 for unused positions, below -1 for an id without a free
+    slot.
 
-    If nothing is to `insert`, an id whose slot is not `known` is left out like room.
-
-    Slots of several tables are numbered through all of them; `known` ones of 64 bits within their
-    own, those of 32 bits through all, too.
-    Slots that are `known` are believed. The rows of new ids are not set, and their time is
-    `NEWBORN` until somebody does. Slots are marked, if that is asked for.
+    Without `insert`, ids whose slot is not `known` get -1. Slots of several tables are numbered
+    over all of them. `known` slots of 64 bits are numbered within each table, those of 32 bits over
+    all tables; they are not checked. The rows of new ids are not set, and their time stays
+    `NEWBORN` until they are. With `marks` the slots are marked as used.
     """
     n = ids.shape[0]
     places = torch.empty_like(ids, dtype=torch.int32)
@@ -123,23 +123,23 @@ def seat(
 
 PIECE = tl.constexpr(layout.PIECE)
 SHORT = tl.constexpr(layout.SHORT)
-BLOCK = 1024  # positions that one program looks at
+BLOCK = 1024  # positions per program
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """Occurrences sorted by slot: those without a row first, then one run of them a row."""
+    """Occurrences sorted by slot: those without a row first, then one run per row."""
 
     slots: Int32[Tensor, "n"]  # sorted; negative: no row
-    order: Int64[Tensor, "n"]  # where each came from
-    starts: Int32[Tensor, "n+1"]  # where each run begins; behind the last, n
-    counts: Int32[Tensor, "2"]  # runs; pieces of long ones
-    pieces: Int32[Tensor, "p"]  # where each piece of a run longer than SHORT begins, in any order
+    order: Int64[Tensor, "n"]  # position in the input
+    starts: Int32[Tensor, "n+1"]  # start of each run, then n
+    counts: Int32[Tensor, "2"]  # number of runs; number of pieces of long runs
+    pieces: Int32[Tensor, "p"]  # start of each piece of runs longer than SHORT, in any order
 
 
 @jit
 def _heads(slots: tl.tensor, i: tl.tensor, n: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The sorted slot at each position, and whether a run begins there, of a row or of none."""
+    """Returns the sorted slot at each position, and whether a run begins there."""
     slot = tl.load(slots + i, mask=i < n, other=-1)
     before = tl.load(slots + i - 1, mask=(i > 0) & (i < n), other=-1)
     return slot, (i < n) & ((i == 0) | (slot != before))
@@ -154,7 +154,7 @@ def _alike(
     K: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> tl.tensor:
-    """Whether the keys at two sorted positions are one id of one table."""
+    """Returns whether the keys at two sorted positions are the same id of the same table."""
     ids, splits, order = batch
     one, two = tl.load(order + i, mask=asked, other=0), tl.load(order + j, mask=asked, other=0)
     alike = tl.load(ids + one, mask=asked, other=0) == tl.load(ids + two, mask=asked, other=1)
@@ -173,9 +173,9 @@ def _refused(
     K: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> tl.tensor:
-    """Which positions have the first occurrence of an id that found no room.
+    """Returns which positions hold the first occurrence of an id without a free slot.
 
-    Such ids are sorted by a hash. Few share one, so the occurrence before mostly tells.
+    Such ids are sorted by a hash. Few share a hash, so the previous occurrence usually decides.
     """
     again = i < 0
     i = i.to(tl.int64)
@@ -203,7 +203,7 @@ def _count_runs(
     TOTALS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """How many runs begin in each block; adds the ids without room to `counts`."""
+    """Counts the runs that begin in each block. Adds ids without a free slot to `counts`."""
     if tl.program_id(0) == 0:
         tl.store(made + 1, 0)  # `_write_runs` adds to it
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -230,7 +230,7 @@ def _write_pieces(
     made: tl.tensor,
     n: tl.tensor,
 ) -> None:
-    """Cuts long runs that begin at these positions into pieces; which come first may differ."""
+    """Divides long runs that begin at these positions into pieces. The order of pieces may vary."""
     end, above = tl.where(long, i + SHORT + 1, 0), tl.where(long, tl.zeros_like(i) + n, 0)
     while tl.max(above - end, axis=0) > 0:
         middle = (end + above) // 2
@@ -283,10 +283,10 @@ def runs(
     counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> Runs:
-    """The runs of `places`: slots, -1 for room, other negative numbers for ids without room.
+    """Returns the runs of `places`: slots, -1 for unused positions, below -1 for refused ids.
 
-    Of the latter, equal ids of a table have the same number. How many such ids there are is added
-    to `counts` as `Applied` has them.
+    Equal refused ids of a table must have the same number. The number of distinct refused ids is
+    added to `counts` like `Applied`.
     """
     n = places.shape[0]
     slots, order = torch.sort(places, stable=True)
@@ -307,7 +307,7 @@ def runs(
     return Runs(slots, order, starts, made, pieces)
 
 
-AHEAD = tl.constexpr(16)  # occurrences whose loads are under way together
+AHEAD = tl.constexpr(16)  # occurrences whose loads are in flight together
 
 
 @jit
@@ -320,7 +320,7 @@ def _piece(
     FORM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """The sum of the occurrences from `begin` to `end`, one after the other."""
+    """Returns the sum of the occurrences from `begin` to `end`, in order."""
     column = tl.arange(0, COLUMNS)
     there = column < DIM
     total = gradient_at(grads, tl.load(order + begin), begin < end, column, there, DIM, FORM)
@@ -364,7 +364,7 @@ def _sum_long_runs(
         inside = begin + tl.arange(0, PIECE)
         slot = tl.load(slots + begin)
         same = tl.load(slots + inside, mask=inside < n, other=-1) == slot
-        # The sources are read here at once, though used one by one: they are near then.
+        # All sources are read at once, so that they are cached when they are used one by one.
         sources = tl.load(order + inside, mask=same, other=0)
         end = begin + tl.sum((same & (sources >= 0)).to(tl.int32), axis=0)
         total = _piece(order, grads, begin, end, DIM, FORM, COLUMNS)
@@ -377,10 +377,10 @@ def _sum_long_runs(
 def sum_long_runs(
     runs: Runs, grads: Float32[Tensor, "n dim"] | OutputGradients
 ) -> tuple[Float32[Tensor, "pieces dim"], int]:
-    """The sums of all pieces of long runs, and how many places there are for first ones.
+    """Returns the sums of all pieces of long runs, and the number of entries for first pieces.
 
-    The first piece of a run stands at the run's begin // SHORT, another at its own begin // PIECE
-    behind those places. Two never meet there; other places hold nothing.
+    The first piece of a run is at entry begin // SHORT of the run. Another piece is at its own
+    begin // PIECE behind these entries. No two pieces share an entry; other entries are undefined.
     """
     n, dim = grads.shape
     firsts, laters = -(-n // layout.SHORT), -(-n // layout.PIECE)

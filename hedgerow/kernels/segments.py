@@ -1,4 +1,4 @@
-"""Sums of vectors by segment, and windows of one flat tensor as rows."""
+"""Sums vectors by segment, and gathers windows of one flat tensor as rows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 from ..core.shapes import Float, Int64
 from .toolchain import jit, tl, wide_tile
 
-# Values of a block: a block takes as long as its longest segment, so small ones waste less. Of 1M
-# rows of 64 in 100,000 segments, 0.092 / 0.094 / 0.101 / 0.102 ms with 256 / 512 / 1024 / 2048.
+# Values per block. A block takes as long as its longest segment, so small blocks waste less: 1M
+# rows of 64 in 100,000 segments take 0.092 / 0.094 / 0.101 / 0.102 ms with 256 / 512 / 1024 / 2048.
 _TILE = 512
-AHEAD = tl.constexpr(4)  # vectors of a segment whose loads are under way together
+AHEAD = tl.constexpr(4)  # vectors of a segment whose loads are in flight together
 
 
 @jit(do_not_specialize=["segments"])
@@ -49,7 +49,8 @@ def sum_segments(
     start: int = 0,
     dim: int | None = None,
 ) -> Float[Tensor, "segments dim"]:
-    """The sum of each segment of `dim` columns from `start` on; halves are summed in float32."""
+    """Returns the sums of segments of `dim` columns from `start` on. Halves are summed in
+    float32."""
     width = values.shape[1]
     dim = width - start if dim is None else dim
     segments = len(splits) - 1
@@ -68,13 +69,13 @@ def sum_segments(
 
 @jit
 def all_fours(at: tl.tensor, known: tl.tensor) -> tl.tensor:
-    """Whether all of these offsets are multiples of 4."""
+    """Returns whether all of these offsets are multiples of 4."""
     return tl.max(tl.where(known, at & 3, 0), axis=0) == 0
 
 
 @jit
 def fours(at: tl.tensor) -> tl.tensor:
-    """The same multiples of 4, written so that the compiler sees it."""
+    """Returns the same multiples of 4 in a form that the compiler recognizes."""
     return (at >> 2) * 4
 
 
@@ -95,7 +96,7 @@ def _copy_windows(
     inside = (i < n)[:, None] & (column < DIM)
     known = (at >= 0) & (at <= size - DIM)
     there = inside & known[:, None]
-    # Offsets that all are multiples of 4 let a thread move 16 bytes at once.
+    # If all offsets are multiples of 4, a thread moves 16 bytes at once.
     if all_fours(at, known):
         window = tl.load(values + fours(at)[:, None] + column, mask=there, other=0.0)
         tl.store(out + i[:, None] * DIM + column, window, mask=inside)
@@ -105,7 +106,7 @@ def _copy_windows(
 
 
 def copy_windows(offsets: Tensor, values: Float[Tensor, "e"], dim: int) -> Float[Tensor, "n dim"]:
-    """`values[o : o + dim]` for each offset; what lies outside is not read."""
+    """Returns `values[o : o + dim]` for each offset. Windows outside are not read."""
     out = values.new_empty(len(offsets), dim)
     if out.numel():
         tile, grid = wide_tile(len(offsets), dim)
@@ -147,7 +148,7 @@ def add_windows(
 ) -> None:
     """Adds `rows * scale` into the windows at `offsets`, in no fixed order.
 
-    `scale` is on the device and of the type of `sums`.
+    `scale` must be on the device and have the dtype of `sums`.
     """
     n, dim = rows.shape
     if rows.numel():

@@ -1,7 +1,7 @@
-"""Kernels that pass over every slot of a table: growth, and selection of rows by time.
+"""Kernels over all slots of a table: growth, and selection of rows by time.
 
-The host need not know how many they are: slots come into room for all, and their number stays on
-the device.
+The host does not need the number of selected slots: outputs have an entry for every slot, and the
+number stays on the device.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ def _rehash(
 
 
 def rehash(table: Arrays, larger: Arrays) -> Int64[Tensor, "slots"]:
-    """Copies all rows of a table into an empty one, with times, scores and pins; their new slots.
+    """Copies all rows of a table, with times, scores and pins, into an empty one. Returns the new
+    slots.
 
-    -1 where a slot has no row, or its row found no room. Both must be for one kind of rows.
+    A slot without a row, or whose row has no free slot in the new table, gives -1. Both tables must
+    have the same kind of rows.
     """
     slots = len(table.values)
     moved = torch.empty(slots, dtype=torch.int64, device=table.index.device)
@@ -74,7 +76,7 @@ def rehash(table: Arrays, larger: Arrays) -> Int64[Tensor, "slots"]:
 
 
 NEWBORN = tl.constexpr(layout.NEWBORN)
-BLOCK = 1024  # slots that one program looks at
+BLOCK = 1024  # slots per program
 
 
 @jit
@@ -86,7 +88,7 @@ def _chosen(
     high: tl.tensor,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Which slots have a row of a time in low..high-1, and their keys."""
+    """Returns which slots have a row with a time in low..high-1, and their keys."""
     key = tl.load(index + word(slot, 0, LINES), mask=slot < slots, other=EMPTY)
     taken = (key != EMPTY) & (key != ERASED)
     stamp = tl.load(index + word(slot, TIMES, LINES), mask=taken, other=-1)
@@ -129,7 +131,7 @@ def _write_chosen(
 def select(
     table: Arrays, low: int = 0, high: int = layout.SCORE
 ) -> tuple[Int64[Tensor, "slots"], Int64[Tensor, "1"]]:
-    """The slots of rows of a time in low..high-1, and how many; what follows is -1."""
+    """Returns the slots of rows with a time in low..high-1 followed by -1, and their number."""
     slots = len(table.values)
     grid = blocks(slots, BLOCK)
     found = torch.zeros(grid[0] + 1, dtype=torch.int64, device=table.index.device)
@@ -165,7 +167,10 @@ def _erase_chosen(
 
 
 def erase_if(table: Arrays, low: int = 0, high: int = layout.SCORE) -> Int64[Tensor, "1"]:
-    """Takes out the rows of one table of a time in low..high-1 that nobody holds; how many."""
+    """Erases the rows of a single table with a time in low..high-1, except pinned ones.
+
+    Returns the number of erased rows.
+    """
     slots = len(table.values)
     count = torch.zeros(1, dtype=torch.int64, device=table.index.device)
     _erase_chosen[blocks(slots, BLOCK)](

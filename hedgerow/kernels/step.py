@@ -1,8 +1,8 @@
-"""One optimizer step on the rows of a batch whose occurrences were grouped by slot.
+"""One optimizer step on the rows of a batch whose occurrences are grouped by slot.
 
-What `apply` does in one kernel over sorted ids, in several over sorted slots: seats for all keys,
-a sort of 32 bits, sums of what occurs often, then the update, one row after the other without
-gaps. Serves one table or several at once.
+`apply` works in one kernel over sorted ids. This file uses several kernels over sorted slots: find
+or insert all keys, sort 32-bit slots, sum frequent ids, then update the rows without gaps. It
+serves one or several tables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .toolchain import blocks, columns_of, jit, several, step_tile, tl
 
 BORN = tl.constexpr(2**40)  # added to the slot of a new row between two kernels
 NEWBORN = tl.constexpr(layout.NEWBORN)
-AHEAD = tl.constexpr(4)  # occurrences whose loads are under way together
+AHEAD = tl.constexpr(4)  # occurrences whose loads are in flight together
 
 
 @jit
@@ -43,7 +43,7 @@ def _short_sum(
     FORM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """Sums of runs one occurrence after the other."""
+    """Returns the sums of runs, one occurrence after the other."""
     column = START + tl.arange(0, COLUMNS)[None, :]
     inside = column < START + DIM
     begin, length = begin[:, None], length[:, None]
@@ -73,7 +73,7 @@ def _sum_of_pieces(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """`total`, and in its place the sums of runs that are longer than SHORT."""
+    """Returns `total` with the sums of runs longer than SHORT filled in."""
     column = START + tl.arange(0, COLUMNS)[None, :]
     inside = column < START + DIM
     here = (length > SHORT)[:, None] & inside
@@ -102,7 +102,7 @@ def _summed(
     FORM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """The sum of the gradients of each run; of the WIDTH columns, DIM from START on."""
+    """Returns the sum of the gradients of each run in DIM of the WIDTH columns, from START on."""
     order, grads, sums, firsts = batch
     short = tl.where(length <= SHORT, length, 0)
     total = _short_sum(order, grads, begin, short, START, DIM, WIDTH, FORM, COLUMNS)
@@ -126,16 +126,16 @@ def _settled(
     TOTALS: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Slots of the rows that will change, others -1; and which of them are new.
+    """Returns the slots of rows that will change (-1 for others), and which of them are new.
 
-    Their times, which were `old`, are written. Ids that came with sums that are not finite give
-    their places back.
+    Also writes their times, which were `old`. New ids whose sums are not finite give their slots
+    back.
     """
     index, counts, splits = table
     there = slot >= 0
     born, lost = there & (old == NEWBORN), there & ~finite
     changes = there & finite
-    tl.debug_barrier()  # every warp reads the time for itself: before any of them writes it
+    tl.debug_barrier()  # all warps read the time before any of them writes it
     time = tl.zeros_like(slot) + now
     tl.store(index + word(slot, TIMES, LINES), time, mask=changes & (old != now))
     if tl.max(lost.to(tl.int32), axis=0) > 0:
@@ -171,11 +171,12 @@ def _looked_at(
     COLUMNS: tl.constexpr,
     ALL_COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Sums of runs; slots of the rows that will change, others -1; which are new; sources; rows.
+    """Returns sums of runs, slots of rows that will change (-1 for others), which are new, sources,
+    rows.
 
-    Rows and times are read before the sums, which are loops: so all of these reads are under way
-    together. Rows that are new hold anything. The kernel of the first segment finds out what will
-    change, and tells those of the others.
+    Rows and times are read before the sums, which are loops, so that all of these reads are in
+    flight together. New rows are still undefined. The kernel of the first segment determines the
+    rows that change and records them for the other segments.
     """
     slots, order, starts, runs, grads, sums, firsts = batch
     index, counts, splits, ids, placed = table
@@ -203,7 +204,7 @@ def _looked_at(
     else:
         told = tl.load(placed + run, mask=inside, other=-1)
         slot, born = tl.where(told >= BORN, told - BORN, told), told >= BORN
-    total = tl.where((slot >= 0)[:, None], total, 0.0)  # what is left out may not be finite
+    total = tl.where((slot >= 0)[:, None], total, 0.0)  # the others may not be finite
     return total, slot, born, source, w
 
 
@@ -219,7 +220,7 @@ def _first_rows(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """What new rows start from, each by the draw of its table."""
+    """Returns the first values of new rows, each drawn for its table."""
     ids, splits, draws, seed, a, scale = draw
     key = tl.load(ids + source, mask=born, other=0)
     if draws is None:
@@ -253,7 +254,7 @@ def _step_runs(
     COLUMNS: tl.constexpr,
     ALL_COLUMNS: tl.constexpr,
 ) -> None:
-    """The step of the rows of some runs."""
+    """Performs the step of the rows of some runs."""
     values, numbers = memory
     now, rate, at_step = pace
     total, slot, born, source, w = _looked_at(
@@ -344,11 +345,11 @@ def step(
     splits: Int64[Tensor, "K+1"] | None = None,
     at_step: int = NO_STEP,
 ) -> None:
-    """One step for each id with its summed gradient; adds to `counts` as `Applied` has them.
+    """Performs one step for each id with its summed gradient. Adds to `counts` like `Applied`.
 
-    Of several tables, `splits` say where the ids of each begin and end, and each has its counts.
-    An absent id is born first. `slots` are those of a lookup at the same ids, so that what it found
-    is not looked for again. Sums that are not finite leave the table as it is.
+    With several tables, `splits` divides the ids by table, and each table has its counts. An absent
+    id is inserted with its first value. `slots` from a lookup of the same ids save the search. A
+    sum that is not finite leaves its row unchanged.
     """
     if len(ids):
         batch = runs(table, seat(table, ids, slots, used, splits), ids, counts, splits)
@@ -367,7 +368,8 @@ def update(
     splits: Int64[Tensor, "K+1"] | None = None,
     at_step: int = NO_STEP,
 ) -> None:
-    """`step` for ids whose occurrences are in runs; rows whose time is `NEWBORN` start anew."""
+    """Performs `step` on ids whose occurrences are in runs. Rows with time `NEWBORN` are
+    initialized."""
     n = ids.shape[0]
     sums, firsts = sum_long_runs(batch, grads)
     placed = torch.empty_like(ids) if len(parts) > 1 else None

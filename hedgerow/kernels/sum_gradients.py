@@ -1,8 +1,8 @@
-"""Adds up the gradients of equal ids in an order that depends on nothing but their input order.
+"""Sums the gradients of equal ids in an order that depends only on their input order.
 
-Up to PIECE occurrences of an id are added one after the other, as the host table does: the sums
-agree to the bit. Of more, each next PIECE are added up by a program of their own, then the pieces
-one after the other.
+Up to PIECE occurrences of an id are summed one after the other, as in the host table, so the sums
+are equal bit for bit. Of more occurrences, each further PIECE are summed by a separate program,
+then the pieces one after the other.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from .layout import Grouped
 from .toolchain import blocks, jit, reader_tile, tl
 
 PIECE = tl.constexpr(layout.PIECE)
-AHEAD = tl.constexpr(4)  # occurrences whose loads are under way together
+AHEAD = tl.constexpr(4)  # occurrences whose loads are in flight together
 
 
 @jit
 def heads(
     ids: tl.tensor, order: tl.tensor | None, i: tl.tensor, n: tl.tensor, live: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The id at each grouped position i, where it came from, and whether a group begins there.
+    """Returns the id at each grouped position i, its source, and whether a group begins there.
 
-    Without an order all ids differ. Room behind the keys that count may hold any ids. It comes from
-    the end of the input, so it stands at the end of its group, and a group that begins with room is
-    room altogether.
+    Without an order all ids are distinct. Unused positions at the end of the input may hold any
+    ids. They sort to the end of their group, so a group that begins with one is unused altogether.
     """
     key = tl.load(ids + i, mask=i < n, other=0)
     if order is None:
@@ -49,7 +48,8 @@ def follows(
     n: tl.tensor,
     live: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Where grouped position `at` came from, and whether it is one more occurrence of `key`."""
+    """Returns the source of grouped position `at`, and whether it is another occurrence of
+    `key`."""
     inside = head & (at < n)
     other = tl.load(ids + at, mask=inside, other=0)
     source = tl.load(order + at, mask=inside, other=0)
@@ -72,7 +72,7 @@ def _piece(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The sum of at most PIECE occurrences from i on where one begins, and how many they are."""
+    """Returns the sum of at most PIECE occurrences from i on where one begins, and their number."""
     column = START + tl.arange(0, COLUMNS)[None, :]
     inside = column < START + DIM
     here = begins[:, None] & inside
@@ -104,9 +104,11 @@ def _sum_pieces(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """One program for PIECE grouped positions: at most one piece but the first begins there.
+    """Sums the piece, after the first of its group, that begins in a block of PIECE grouped
+    positions.
 
-    It is one of the id that stands at the first of these positions and before it.
+    At most one such piece begins there. It belongs to the id at the first of these positions, whose
+    group begins before.
     """
     base = tl.program_id(0).to(tl.int64) * PIECE
     key = tl.load(ids + base)
@@ -133,7 +135,7 @@ def _sum_pieces(
 def sum_pieces(
     grouped: Grouped, grads: Float32[Tensor, "n dim"], used: Int64[Tensor, "1"] | None = None
 ) -> tuple[Float32[Tensor, "pieces dim"], Int64[Tensor, "pieces"]]:
-    """Sum and size of the pieces after the first, each at its grouped position // PIECE."""
+    """Returns sum and size of the pieces after the first, each at its grouped position // PIECE."""
     n, dim = grads.shape
     pieces = -(-n // layout.PIECE)
     sums, counts = grads.new_empty(pieces, dim), grouped.ids.new_empty(pieces)
@@ -162,9 +164,9 @@ def summed(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The sum of the gradients of each group that begins at i, and its number of occurrences.
+    """Returns the gradient sum of each group that begins at i, and its number of occurrences.
 
-    Of the WIDTH columns of a gradient, DIM from START on.
+    It covers DIM of the WIDTH columns, from START on.
     """
     ids, order, grads, piece_sums, piece_counts = batch
     column = START + tl.arange(0, COLUMNS)[None, :]
@@ -218,7 +220,7 @@ def _sum_gradients(
 def sum_gradients(
     grouped: Grouped, grads: Float32[Tensor, "n dim"], used: Int64[Tensor, "1"] | None = None
 ) -> tuple[Float32[Tensor, "n dim"], Int64[Tensor, "n"]]:
-    """Sum and occurrences of each id, at the position where its group begins; zeros elsewhere."""
+    """Returns sum and occurrences of each id where its group begins; zeros elsewhere."""
     n, dim = grads.shape
     sums, counts = torch.empty_like(grads), torch.empty_like(grouped.ids)
     if n:

@@ -1,7 +1,7 @@
 """Pools the vectors of a batch into dense tensors, all features and slices in one launch.
 
-What a program works on is a unit: one position of one slice of an output, for a block of rows. The
-numbers of a call (requests, where lists of vectors and outputs lie) are one small tensor.
+A program works on a unit: one position of one slice of an output, for a block of rows. The numbers
+of a call (requests, and offsets of vector lists and outputs) are one small tensor.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from ..core.shapes import Int64
 from .toolchain import columns_of, jit, tl
 
-_TASK_WIDTH = 5  # where a task has its width
-_PLACES = slice(4, 9)  # and start, width, strides and column
+_TASK_WIDTH = 5  # index of the width in a task
+_PLACES = slice(4, 9)  # indices of start, width, strides and column
 _MOST_COLUMNS = 128
-_TILE = 1024  # values of a block
+_TILE = 1024  # values per block
 
 
 def _are_fours(numbers: Sequence[int]) -> bool:
@@ -28,16 +28,17 @@ def _are_fours(numbers: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayoutTaskTensors:
-    """The tasks of a configuration on a device: tasks that add to one output side by side."""
+    """The tasks of a configuration on a device. Tasks of the same output are adjacent."""
 
     tasks: Int64[Tensor, "tasks 10"]
     units: Int64[Tensor, "units 3"]
-    columns: int  # of a block
-    fours: bool  # all slices begin and end at multiples of 4 values
+    columns: int  # per block
+    fours: bool  # whether all slices begin and end at multiples of 4 values
 
     @staticmethod
     def of(cells: Sequence[Sequence[Sequence[int]]], device: torch.device) -> LayoutTaskTensors:
-        """From tasks by cell: those of a cell write the same values, in order."""
+        """Builds the tensors from tasks by cell. The tasks of a cell write the same values, in
+        order."""
         tasks, units = [], []
         for cell in cells:
             first, length = len(tasks), cell[0][3]
@@ -53,7 +54,7 @@ class LayoutTaskTensors:
 
     @property
     def rows(self) -> int:
-        """Rows of a block."""
+        """Rows per block."""
         return max(4, min(64, _TILE // self.columns))
 
 
@@ -66,9 +67,9 @@ class LayoutCall:
     nfl: Int64[Tensor, "features + 1"]
     numbers: Int64[Tensor, "any"]
     requests: int
-    lists: int  # of a request
-    most_rows: int  # of a request
-    fours: bool  # all lists and outputs begin at multiples of 4 values
+    lists: int  # per request
+    most_rows: int  # per request
+    fours: bool  # whether all lists and outputs begin at multiples of 4 values
 
     @staticmethod
     def of(
@@ -77,9 +78,10 @@ class LayoutCall:
         lists: Sequence[tuple[int, int]],
         outputs: Sequence[int],
     ) -> LayoutCall:
-        """`lists` are begins and lengths, request by request; `outputs` are begins.
+        """Builds a call. `lists` are offsets and lengths, request by request; `outputs` are
+        offsets.
 
-        The copy of the numbers is not waited for.
+        The copy of the numbers to the device does not block.
         """
         flat = [n for one in requests for n in one] + [n for one in lists for n in one]
         numbers = torch.tensor([*flat, *outputs], dtype=torch.int64)
@@ -93,12 +95,12 @@ class LayoutCall:
         )
 
 
-TASK = tl.constexpr(10)  # numbers of a task, in the order of `ops.layout.plan.Task`
-REQUEST = tl.constexpr(7)  # of a request, in the order of `ops.layout.inputs.Request`
+TASK = tl.constexpr(10)  # numbers of a task, in the order of `Task`
+REQUEST = tl.constexpr(7)  # of a request, in the order of `LayoutRequest`
 UNIT = tl.constexpr(3)  # first task, end, position
 MEAN, FIRSTN = tl.constexpr(1), tl.constexpr(3)
 SHARED_BIT = tl.constexpr(31)
-AHEAD = 2  # ids of an entry whose loads are under way together
+AHEAD = 2  # ids of an entry whose loads are in flight together
 
 
 @jit
@@ -110,8 +112,8 @@ def _entries(
     row: tl.tensor,
     position: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Of each row: the first of its ids that count, their end, all ids of its entry, and whether
-    all rows share one entry."""
+    """Returns, for each row, its first id, the end, and all ids of its entry, and whether rows
+    share it."""
     request = numbers + tl.program_id(2) * REQUEST
     words = nfl + tl.load(request) + tl.load(task)
     entries, rows = tl.load(request + 2), tl.load(request + 6)
@@ -142,7 +144,7 @@ def _vectors(
     requests: tl.tensor,
     lists: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Where the slices of the ids at these places begin, and which of them lead somewhere."""
+    """Returns the offsets of the ids' slices, and which of them are valid."""
     request = numbers + tl.program_id(2) * REQUEST
     inside = more & (at < tl.load(request + 4))
     word = tl.load(fids + tl.load(request + 3) + at, mask=inside, other=-1)
@@ -164,7 +166,7 @@ def _output(
     requests: tl.tensor,
     lists: tl.tensor,
 ) -> tl.tensor:
-    """Where a unit's rows begin in its output."""
+    """Returns the offset of a unit's rows in its output."""
     begin = tl.load(numbers + tl.program_id(2) * REQUEST + 5)
     outputs = numbers + requests * REQUEST + requests * lists * 2
     base = tl.load(outputs + tl.load(task + 1))
@@ -174,7 +176,7 @@ def _output(
 
 @jit
 def _shared_out(values: tl.tensor, count: tl.tensor, SUM: tl.constexpr) -> tl.tensor:
-    """Divided by the ids of each entry, rounded to the nearest."""
+    """Returns values divided by the number of ids of each entry, rounded to nearest."""
     shares = tl.zeros_like(values) + tl.maximum(count, 1).to(SUM)[:, None]
     if tl.float64 == SUM:
         return values / shares
@@ -184,7 +186,7 @@ def _shared_out(values: tl.tensor, count: tl.tensor, SUM: tl.constexpr) -> tl.te
 
 @jit
 def _at(begin: tl.tensor, column: tl.tensor, FOURS: tl.constexpr) -> tl.tensor:
-    """Places of the columns behind each begin; multiples of 4 are written as such."""
+    """Returns the offsets of the columns from each begin, as multiples of 4 with FOURS."""
     if FOURS:
         return ((begin >> 2) * 4)[:, None] + column
     else:  # noqa: RET505 (Triton wants both arms)
@@ -321,7 +323,7 @@ def _backward(
         while t < end:
             task = tasks + t * TASK
             first, stop, count, shared = _entries(numbers, task, offsets, nfl, row, position)
-            # Rows that share an entry are added up here: one of them brings the sum to its ids.
+            # Rows that share an entry are summed here, and one of them adds the sum to its ids.
             grad = given
             if shared > 0:
                 grad = tl.zeros_like(given) + tl.sum(given, axis=0)[None, :]
@@ -388,14 +390,15 @@ def _grid(work: LayoutTaskTensors, call: LayoutCall) -> tuple[int, int, int]:
 
 
 def _odd(call: LayoutCall, settings: dict[str, Any]) -> Tensor:
-    """Whether a word is no multiple of 4: then vectors cannot be moved 16 bytes at a time."""
+    """Returns whether a word is not a multiple of 4. Then vectors cannot move 16 bytes at a
+    time."""
     return (call.fids & 3).any().view(1).int() if settings["FOURS"] else call.numbers
 
 
 def to_layout(work: LayoutTaskTensors, call: LayoutCall, values: Tensor, out: Tensor) -> None:
-    """Fills all outputs; halves are summed in float32. Words that lead nowhere count as zeros.
+    """Fills all outputs. Halves are summed in float32. Invalid words count as zeros.
 
-    Lists and outputs of the call are counted from the begin of `values` and of `out`.
+    Lists and outputs of the call are offsets into `values` and `out`.
     """
     grid = _grid(work, call)
     if min(grid) > 0:
@@ -411,10 +414,10 @@ def to_layout(work: LayoutTaskTensors, call: LayoutCall, values: Tensor, out: Te
 def to_layout_backward(
     work: LayoutTaskTensors, call: LayoutCall, grads: Tensor, sums: Tensor, scale: Tensor
 ) -> None:
-    """Adds gradients of outputs, counted from `grads`, to those of the lists, in no fixed order.
+    """Adds the gradients of outputs to those of the lists, in no fixed order.
 
-    The lists, counted from `sums`, hold zeros of float32 or float64; `scale` is on the device and
-    of their type.
+    Outputs are offsets into `grads`, lists offsets into `sums`. `sums` must hold zeros of float32
+    or float64. `scale` must be on the device and have the same dtype.
     """
     grid = _grid(work, call)
     if min(grid) > 0:

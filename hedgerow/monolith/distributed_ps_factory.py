@@ -1,7 +1,8 @@
-"""Monolith's `distributed_ps_factory`: six ways to build tables, by its names and arguments.
+"""Monolith's `distributed_ps_factory`: six functions that build tables, with its names and
+arguments.
 
-`hedgerow.monolith.tables.assemble` says what is built; `cluster` says where servers and ranks are.
-Tables have Monolith's names, and ours beside them.
+`hedgerow.monolith.tables.assemble` builds the tables. `cluster` sets the servers and ranks. Table
+classes are exported under Monolith's names.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def create_in_worker_multi_type_hash_table(
     sync_client: object | None = None,
     queue_configs: Queues = None,
 ) -> SlotTables:
-    """A table for each group of slots, its rows over ranks."""
+    """Builds one table per group of slots, with rows distributed over ranks."""
     where = _over_ranks(shard_num, hash_filter, queue_configs)
     configs = filtered(slot_to_config, hash_filter)
     built = assemble(configs, where, native=False, merge=True, names_of=monolith_names)
@@ -83,8 +84,10 @@ def create_multi_type_hash_table(
     reduce_network_packets: bool = False,
     max_rpc_deadline_millis: int = DEADLINE_MS,
 ) -> SlotTables:
-    """A table for each group of slots, here or on servers; with `reduce_network_packets` a server
-    gets one request a step for all of them."""
+    """Builds one table per group of slots, in this process or on servers.
+
+    With `reduce_network_packets` each server gets one request per step for all tables.
+    """
     shards = _Shards.of(num_ps, hash_filters, sync_clients, native=False)
     checks.flag("reduce_network_packets", reduce_network_packets)
     where = shards.where(reduce_network_packets, max_rpc_deadline_millis)
@@ -106,7 +109,7 @@ def create_native_multi_hash_table(
     sync_clients: Sequence[object | None] | None = None,
     max_rpc_deadline_millis: int = DEADLINE_MS,
 ) -> SlotTables:
-    """All slots in one object, here or on every server."""
+    """Builds all slots as one object, in this process or on every server."""
     shards = _Shards.of(num_ps, hash_filters, sync_clients, native=True)
     where = shards.where(True, max_rpc_deadline_millis)
     if num_ps == 0:
@@ -122,7 +125,7 @@ def create_in_worker_native_multi_hash_table(
     sync_client: object | None = None,
     queue_configs: Queues = None,
 ) -> SlotTables:
-    """All slots in one object on every rank, with the rows it owns."""
+    """Builds all slots as one object on every rank, which holds the rows it owns."""
     where = _over_ranks(shard_num, hash_filter, queue_configs)
     built = assemble(filtered(slot_to_config, hash_filter), where)
     return attach_clients(built, [sync_client])
@@ -145,17 +148,17 @@ def create_partitioned_hash_table(
     transfer_float16: bool = False,
     parity: bool = False,
 ) -> PartitionedTable:
-    """The partitioned flow, here, on servers, or with `enable_gpu_emb` over ranks.
+    """Builds partitioned tables in this process, on servers, or with `enable_gpu_emb` over ranks.
 
-    With `enable_gpu_emb` rows, layouts and gradients are in the memory of each rank's GPU; on a
-    machine without one they are in host memory.
+    With `enable_gpu_emb` rows, layouts and gradients are in each rank's GPU memory, or in host
+    memory if there is no GPU.
 
-    The keyword arguments are what Monolith reads from its parser. An id that two features of one
-    merged table share takes one optimizer step with the summed gradient; with `parity` it takes
-    two, as in Monolith.
+    The keyword-only arguments are values that Monolith reads from its parser. An id that two
+    features of a merged table share takes one optimizer step with the summed gradient. With
+    `parity` it takes two steps, as in Monolith.
     """
     if feature_name_to_config is None:
-        raise InputError("feature_name_to_config is not given; partitioned tables are of features.")
+        raise InputError("feature_name_to_config is not given; pass the config of each feature.")
     native = checks.flag("use_native_multi_hash_table", use_native_multi_hash_table)
     shards = _Shards.of(num_ps, hash_filters, sync_clients, native=native)
     half = checks.flag("transfer_float16", transfer_float16)
@@ -190,12 +193,12 @@ def create_partitioned_hash_table(
     return attach_clients(built, shards.clients) if device is not None else shards.attached(built)
 
 
-# ---- what the factories share
+# ---- shared by the factories
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shards:
-    """The filter and the sync client of each shard, and what holds the rows of those here."""
+    """The filter and sync client of each shard, and the factory of the shards in this process."""
 
     num_ps: int
     filters: tuple[Filter, ...]
@@ -210,44 +213,46 @@ class _Shards:
         *,
         native: bool,
     ) -> _Shards:
-        """One filter and one client for each shard; no clients, or an empty list, means None.
+        """Builds the value from one filter and one client per shard. No clients or an empty list
+        means None.
 
-        Without servers there may be any number of clients, of which the first counts.
+        Without servers there may be any number of clients; only the first is used.
         """
         count = max(checks.count("num_ps", num_ps), 1)
         filters = [None] * count if hash_filters is None else list(hash_filters)
         if len(filters) != count:
             raise InputError(
-                f"{num_ps} servers but {len(filters)} hash filters; give {count}, one a shard."
+                f"{num_ps} servers but {len(filters)} hash filters; give {count}, one per shard."
             )
         clients = list(sync_clients or [None] * count)
         if num_ps > 0 and len(clients) != num_ps:
             raise InputError(
-                f"{num_ps} servers but {len(clients)} sync clients; give one a server."
+                f"{num_ps} servers but {len(clients)} sync clients; give one per server."
             )
         clients = clients[:count]
         factory = MultiHashTableFactory(filters, clients) if native else None
         return _Shards(num_ps, tuple(filters), tuple(clients), factory)
 
     def shared_configs(self, configs: Configs) -> Configs:
-        """What all shards agree on: where every shard has a filter, no rule of the tables' own."""
+        """Returns the configs that all shards share. If every shard has a filter, their own rules
+        are dropped."""
         if all(isinstance(one, HashFilter) for one in self.filters):
             return filtered(configs, HashFilter())
         return configs
 
     def configs(self, shard: int, configs: Configs) -> Configs:
-        """The tables of a shard, under the rule of its filter."""
+        """Returns the tables of a shard with the rule of its filter."""
         return filtered(configs, self.filters[shard])
 
     def make(self, shard: int, configs: Configs) -> HostTables:
-        """What holds the rows of a shard of this process."""
+        """Builds the store that holds the rows of a shard of this process."""
         if self.factory is not None:
             return self.factory(shard, configs).store
         counts = counts_of(self.filters[shard])
         return MultiTypeTable(self.configs(shard, configs), filter=counts).store
 
     def where(self, one_request: bool, deadline_ms: int) -> InThisProcess | OverServers:
-        """This process without servers, else the servers of the cluster."""
+        """Returns this process if there are no servers, else the servers of the cluster."""
         checks.count("max_rpc_deadline_millis", deadline_ms, least=1)
         if self.num_ps == 0:
             return InThisProcess(counts_of(self.filters[0]))
@@ -258,9 +263,10 @@ class _Shards:
         )
 
     def attached(self, built: T) -> T:
-        """`built`, its tables followed by the clients of their shards.
+        """Attaches each shard's client to its tables, and returns `built`.
 
-        The factory attaches the tables that it makes; those of servers are attached here.
+        The factory has already attached clients to tables of this process. Clients of tables on
+        servers are attached here.
         """
         if self.factory is None or is_remote(built):
             return attach_clients(built, self.clients)
@@ -274,8 +280,8 @@ def _over_ranks(
     queue_configs: Queues,
     device: torch.device = checks.CPU,
 ) -> OverRanks:
-    """One filter for all ranks, or one for each."""
-    QueueDepths.of(queue_configs)  # before a group is made
+    """Returns the placement over ranks. `filters` is one filter for all ranks, or one per rank."""
+    QueueDepths.of(queue_configs)  # checked before a process group is created
     reads, updates = exchanges(device)
     if checks.count("shard_num", shard_num) != reads.ranks:
         raise InputError(
@@ -289,7 +295,7 @@ def _over_ranks(
 
 @dataclass(frozen=True, slots=True)
 class FactoryChoice:
-    """A factory, and what it is told beside tables and shards."""
+    """A factory, and its settings besides tables and shards."""
 
     factory: Callable[..., Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -302,11 +308,11 @@ class FactoryChoice:
 def trainer_choice(
     *, full_sync: bool, fused_layout: bool, native: bool = True, gpu_workers: int = 0
 ) -> FactoryChoice:
-    """The factory of a training run: over servers, or with `full_sync` over ranks.
+    """Returns the factory of a training run: over servers, or with `full_sync` over ranks.
 
-    A partitioned table of `fused_layout` is told `use_native_multi_hash_table` by its caller. With
-    `full_sync` and tables on the GPUs of so many workers there are as many shards, and filters and
-    clients are given once for each.
+    The caller passes `use_native_multi_hash_table` to the factory of a partitioned table
+    (`fused_layout`). With `full_sync` and tables on the GPUs of `gpu_workers` workers, there is one
+    shard, filter and client per worker.
 
     >>> str(trainer_choice(full_sync=False, fused_layout=False, native=False))
     'create_multi_type_hash_table(reduce_network_packets=True)'

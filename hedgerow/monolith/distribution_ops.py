@@ -1,7 +1,7 @@
-"""Monolith's `distribution_ops`, by its names and in its order of arguments.
+"""Monolith's `distribution_ops`, with its names and argument order.
 
-`name` and `parallel_flag` are accepted and have no effect. What each function does is told where it
-is made, in `hedgerow.ops`.
+`name` and `parallel_flag` are accepted and ignored. Each function is documented where it is
+defined, in `hedgerow.ops`, `hedgerow.monolith.offset_maps` and `hedgerow.monolith.gather_by_ids`.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ __all__ = [
 
 
 def split_by_indices(indices: Int64[Tensor, "n"], tensor: Tensor, num_splits: int) -> list[Tensor]:
-    """`hedgerow.ops.split.split_by_indices`."""
+    """Calls `hedgerow.ops.split.split_by_indices`."""
     return split.split_by_indices(indices, tensor, num_splits)
 
 
 def ragged_split_by_indices(
     indices: Int64[Tensor, "n"], num: Ragged, num_splits: int
 ) -> tuple[list[Ragged], list[Ragged]]:
-    """`hedgerow.ops.split.ragged_split_by_indices`."""
+    """Calls `hedgerow.ops.split.ragged_split_by_indices`."""
     return split.ragged_split_by_indices(indices, num, num_splits)
 
 
 def unique_key_with_value_and_offset(
     key: Ragged, dims: Sequence[int], generate_buffer: bool = True
 ) -> UniqueKeys:
-    """`hedgerow.monolith.offset_maps.unique_key_with_value_and_offset`."""
+    """Calls `hedgerow.monolith.offset_maps.unique_key_with_value_and_offset`."""
     return offset_maps.unique_key_with_value_and_offset(key, dims, generate_buffer)
 
 
@@ -74,7 +74,7 @@ def fill_with_offset_map(
     value_buffer: SharedBuffer | None,
     dims: Sequence[int],
 ) -> SharedBuffer:
-    """`hedgerow.monolith.offset_maps.fill_with_offset_map`."""
+    """Calls `hedgerow.monolith.offset_maps.fill_with_offset_map`."""
     return offset_maps.fill_with_offset_map(pos, value, value_offset_map, value_buffer, dims)
 
 
@@ -84,7 +84,7 @@ def fill_with_offset_map_gradient(
     value_offset_map: ValueOffset,
     dims: Sequence[int],
 ) -> Float[Tensor, "floats"]:
-    """`hedgerow.monolith.offset_maps.fill_with_offset_map_gradient`."""
+    """Calls `hedgerow.monolith.offset_maps.fill_with_offset_map_gradient`."""
     return offset_maps.fill_with_offset_map_gradient(pos, grad, value_offset_map, dims)
 
 
@@ -93,21 +93,22 @@ def finalize_shared_tensor(
     dtype: torch.dtype,
     shape: Sequence[int | None] | None,
 ) -> Tensor:
-    """`hedgerow.monolith.offset_maps.finalize_shared_tensor`."""
+    """Calls `hedgerow.monolith.offset_maps.finalize_shared_tensor`."""
     return offset_maps.finalize_shared_tensor(shared_tensor_handles, dtype, shape)
 
 
 def reorder_by_indices(
     input: Tensor, shard_ids: Tensor, num_of_shards: int
 ) -> tuple[Tensor, Tensor]:
-    """`hedgerow.ops.reorder.reorder_by_indices`."""
+    """Calls `hedgerow.ops.reorder.reorder_by_indices`."""
     return reorder.reorder_by_indices(input, shard_ids, num_of_shards)
 
 
 def fused_reorder_by_indices(
     inputs: Sequence[Int64[Tensor, "n"]], num_of_shards: int, dim_sizes: Sequence[int]
 ) -> Reordered:
-    """`hedgerow.ops.reorder.fused_reorder_by_indices`; shard 0 owns ids as all others do (D2)."""
+    """Calls `hedgerow.ops.reorder.fused_reorder_by_indices`. Shard 0 owns ids like all others
+    (D2)."""
     return reorder.fused_reorder_by_indices(inputs, num_of_shards, dim_sizes)
 
 
@@ -117,7 +118,7 @@ def map_id_to_embedding(
     input: Int64[Tensor, "..."],
     use_multi_threads: bool = True,
 ) -> Float[Tensor, "... dim"]:
-    """`hedgerow.monolith.gather_by_ids.map_id_to_embedding`."""
+    """Calls `hedgerow.monolith.gather_by_ids.map_id_to_embedding`."""
     return gather_by_ids.map_id_to_embedding(ids, embeddings, input, use_multi_threads)
 
 
@@ -126,7 +127,7 @@ def map_id_to_embedding_gradient_back_prop(
     input: Int64[Tensor, "..."],
     grads: Float[Tensor, "... dim"],
 ) -> list[Float[Tensor, "k dim"]]:
-    """`hedgerow.monolith.gather_by_ids.map_id_to_embedding_gradient_back_prop`."""
+    """Calls `hedgerow.monolith.gather_by_ids.map_id_to_embedding_gradient_back_prop`."""
     return gather_by_ids.map_id_to_embedding_gradient_back_prop(ids, input, grads)
 
 
@@ -136,7 +137,7 @@ def gather_embeddings_by_input(
     input: Int64[Tensor, "..."],
     use_multi_threads: bool = False,
 ) -> tuple[Float[Tensor, "... dim"], Int64[Tensor, "..."]]:
-    """`hedgerow.monolith.gather_by_ids.gather_embeddings_by_input`."""
+    """Calls `hedgerow.monolith.gather_by_ids.gather_embeddings_by_input`."""
     return gather_by_ids.gather_embeddings_by_input(ids, embeddings, input, use_multi_threads)
 
 
@@ -145,7 +146,7 @@ def gather_embeddings_by_ids_gradient_back_prop(
     grads: Float[Tensor, "... dim"],
     index_mapping: Int64[Tensor, "..."],
 ) -> Float[Tensor, "k dim"]:
-    """`hedgerow.monolith.gather_by_ids.gather_embeddings_by_ids_gradient_back_prop`."""
+    """Calls `hedgerow.monolith.gather_by_ids.gather_embeddings_by_ids_gradient_back_prop`."""
     return gather_by_ids.gather_embeddings_by_ids_gradient_back_prop(ids, grads, index_mapping)
 
 
@@ -154,7 +155,7 @@ def fused_gather_embeddings_by_input(
     fused_embedding_offsets: Sequence[Tensor],
     embedding_dims: Sequence[int],
 ) -> list[Float[Tensor, "n dim"]]:
-    """`hedgerow.ops.fused_gather.fused_gather_embeddings_by_input`."""
+    """Calls `hedgerow.ops.fused_gather.fused_gather_embeddings_by_input`."""
     return fused_gather.fused_gather_embeddings_by_input(
         fused_embeddings, fused_embedding_offsets, embedding_dims
     )
@@ -167,8 +168,9 @@ def fused_gather_embeddings_by_input_gradient(
     embedding_dims: Sequence[int],
     scale: float | Tensor = 1,
 ) -> Float[Tensor, "floats"]:
-    """`hedgerow.ops.fused_gather.fused_gather_embeddings_by_input_gradient`, which takes the
-    length of `fused_embeddings`: nothing else of them is needed.
+    """Calls `hedgerow.ops.fused_gather.fused_gather_embeddings_by_input_gradient`.
+
+    Only the length of `fused_embeddings` is used.
     """
     flat = arguments.typed("fused_embeddings", fused_embeddings, arguments.FLOATS, (None,))
     return fused_gather.fused_gather_embeddings_by_input_gradient(
@@ -182,7 +184,7 @@ def reduce_mean(
     id_length: Int64[Tensor, "any"] | int,
     name: str | None = None,
 ) -> Float[Tensor, "rows dim"]:
-    """`hedgerow.ops.reduce.reduce_mean`."""
+    """Calls `hedgerow.ops.reduce.reduce_mean`."""
     return reduce.reduce_mean(id_indices, id_values, id_length)
 
 
@@ -192,7 +194,7 @@ def reduce_sum(
     id_length: Int64[Tensor, "any"] | int,
     name: str | None = None,
 ) -> Float[Tensor, "rows dim"]:
-    """`hedgerow.ops.reduce.reduce_sum`."""
+    """Calls `hedgerow.ops.reduce.reduce_sum`."""
     return reduce.reduce_sum(id_indices, id_values, id_length)
 
 
@@ -202,7 +204,8 @@ def reduce_sqrtn(
     id_length: Int64[Tensor, "any"] | int,
     name: str | None = None,
 ) -> Float[Tensor, "rows dim"]:
-    """`hedgerow.ops.reduce.reduce_sqrtn`: a norm of each column, whatever its name says."""
+    """Calls `hedgerow.ops.reduce.reduce_sqrtn`, which computes a norm per column despite its
+    name."""
     return reduce.reduce_sqrtn(id_indices, id_values, id_length)
 
 
@@ -211,7 +214,7 @@ def fused_sorted_segment_sum(
     values: Sequence[Float[Tensor, "n ..."]],
     shapes: Sequence[Sequence[int] | Tensor],
 ) -> list[Tensor]:
-    """`hedgerow.ops.segment.fused_sorted_segment_sum`."""
+    """Calls `hedgerow.ops.segment.fused_sorted_segment_sum`."""
     return segment.fused_sorted_segment_sum(indices, values, shapes)
 
 
@@ -222,7 +225,7 @@ def fused_reduce_sum_and_split(
     split_dims: Sequence[int],
     name: str | None = None,
 ) -> list[Tensor]:
-    """`hedgerow.ops.reduce.fused_reduce_sum_and_split`."""
+    """Calls `hedgerow.ops.reduce.fused_reduce_sum_and_split`."""
     return reduce.fused_reduce_sum_and_split(id_indices, id_values, id_length, split_dims)
 
 
@@ -232,10 +235,10 @@ def fused_reduce_and_split_gpu(
     slice_dims: Sequence[Sequence[int]],
     name: str | None = None,
 ) -> list[Tensor]:
-    """`hedgerow.ops.segment.fused_reduce_and_split`, on any device."""
+    """Calls `hedgerow.ops.segment.fused_reduce_and_split`, on any device."""
     return segment.fused_reduce_and_split(splits, embeddings, slice_dims)
 
 
 def normalize_merged_split(row_split: Int64[Tensor, "n"], size: Tensor) -> Int64[Tensor, "rows+1"]:
-    """`hedgerow.ops.segment.normalize_merged_split`."""
+    """Calls `hedgerow.ops.segment.normalize_merged_split`."""
     return segment.normalize_merged_split(row_split, size)

@@ -1,7 +1,8 @@
-"""Monolith's `distribution_utils`, by its names; flags come as an argument.
+"""Monolith's `distribution_utils` with its names. Flags are passed as arguments.
 
-Each function is documented where it is defined, in `hedgerow.launch`. `enable_bps` is read from the
-environment when it is asked for; `_SYNC_TRAIN_INITED` is what `hedgerow.launch.env` remembers.
+Each function is documented where it is defined, in `hedgerow.launch` and
+`hedgerow.monolith.launch`. `enable_bps` is read from the environment on access.
+`_SYNC_TRAIN_INITED` is kept in `hedgerow.launch.env`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> int | bool:
-    """The two module variables of Monolith, as they are now."""
+    """Returns the present value of one of Monolith's two module variables."""
     if name == "enable_bps":
         return int(env.switch(env.WITH_BYTEPS, env.current()))
     if name == "_SYNC_TRAIN_INITED":

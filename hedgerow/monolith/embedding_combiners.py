@@ -1,4 +1,4 @@
-"""Monolith's `embedding_combiners`, by its names."""
+"""Monolith's `embedding_combiners` with its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vector of each id from tables that list their ids, gradients back to them, owners of ids."""
+"""Vectors of ids from tables that list their ids, their gradients, and the shards of ids."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def map_id_to_embedding(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "... d"]:
-    """The vector of each id of `input`: the row of `embeddings[i]` where `ids[i]` lists it.
+    """Returns the vector of each id of `input`: the row of `embeddings[i]` at the id's index in
+    `ids[i]`.
 
-    An id that is listed twice has its first place, and only that one gets its gradient.
+    If an id is listed more than once, the first occurrence is used and gets the gradient.
 
     >>> ids = [torch.tensor([7]), torch.tensor([-2, 5])]
     >>> embeddings = [torch.tensor([[1.0]]), torch.tensor([[2.0], [3.0]])]
@@ -57,7 +58,7 @@ def map_id_to_embedding_gradient_back_prop(
     *,
     validate: bool = False,
 ) -> list[Float[Tensor, "k d"]]:
-    """The gradient of `map_id_to_embedding` in its embeddings: `grads` summed by place.
+    """Returns the gradient of `map_id_to_embedding` for its embeddings: `grads` summed by row.
 
     >>> ids, input = [torch.tensor([7]), torch.tensor([-2, 5])], torch.tensor([5, 7, 5])
     >>> [g.tolist() for g in map_id_to_embedding_gradient_back_prop(ids, input, torch.ones(3, 1))]
@@ -76,9 +77,9 @@ def gather_embeddings_by_input(
     *,
     validate: bool = False,
 ) -> tuple[Float[Tensor, "... d"], Int64[Tensor, "..."]]:
-    """The vector of each id of `input` from one table, and the row that was used.
+    """Returns the vector of each id of `input` from one table, and the index of its row.
 
-    An id that is listed twice has its first row.
+    If an id is listed more than once, its first row is used.
 
     >>> ids, embeddings = torch.tensor([1, 2, 3]), torch.tensor([[0.5], [1.5], [2.5]])
     >>> output, rows = gather_embeddings_by_input(ids, embeddings, torch.tensor([1, 3, 2, 3]))
@@ -97,7 +98,8 @@ def gather_embeddings_by_ids_gradient_back_prop(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "k d"]:
-    """The gradient of `gather_embeddings_by_input` in its embeddings: `grads` summed by row.
+    """Returns the gradient of `gather_embeddings_by_input` for its embeddings: `grads` summed by
+    row.
 
     >>> ids, rows = torch.tensor([1, 2, 3]), torch.tensor([0, 2, 1, 2])
     >>> gather_embeddings_by_ids_gradient_back_prop(ids, torch.ones(4, 1), rows).flatten().tolist()
@@ -116,7 +118,7 @@ def find_rows(
     *,
     validate: bool = False,
 ) -> Int64[Tensor, "..."]:
-    """The first place of each id of `input` in `ids`, counted through all of them.
+    """Returns the first index of each id of `input` in the concatenation of all `ids`.
 
     >>> find_rows([torch.tensor([7]), torch.tensor([-2, 5])], torch.tensor([5, 7])).tolist()
     [2, 0]
@@ -163,7 +165,7 @@ def _find_cpu(ids: Sequence[Tensor], input: Tensor, many: bool, validate: bool) 
 
 
 def find_rows_plain(ids: Sequence[Tensor], input: Tensor, many: bool, validate: bool) -> Tensor:
-    """`find_rows` in torch's ops: a stable sort and a binary search."""
+    """Implements `find_rows` with torch's ops: a stable sort and a binary search."""
     lists, queries = _listed(ids, input)
     ordered, order = torch.cat(lists).sort(stable=True)
     if not len(ordered):
@@ -232,11 +234,11 @@ def _map_cpu(
 def map_id_to_embedding_plain(
     ids: Sequence[Tensor], embeddings: Sequence[Tensor], input: Tensor, many: bool, validate: bool
 ) -> tuple[Tensor, Tensor]:
-    """`map_id_to_embedding` in torch's ops, and the numbers of the rows."""
+    """Implements `map_id_to_embedding` with torch's ops. Also returns the row numbers."""
     tables = _tables(ids, embeddings, input)
     numbers = find_rows_plain(ids, input, many, validate)
     rows = tables[0] if len(tables) == 1 else torch.cat(tables)
-    # One row a number, also where the table has none and the input therefore neither.
+    # The explicit shape also works for an empty table, whose input is empty too.
     return rows.index_select(0, numbers.flatten()).view(*numbers.shape, rows.shape[1]), numbers
 
 
@@ -307,7 +309,7 @@ def _add_cpu(
 def map_gradient_plain(
     grads: Tensor, numbers: Tensor, lengths: Sequence[int], many: bool, validate: bool
 ) -> list[Tensor]:
-    """Sums of `grads` by number, in torch's ops, cut into lists of rows."""
+    """Sums `grads` by row number with torch's ops, split into lists of rows."""
     grads, numbers = _numbered(grads, numbers, lengths, validate)
     wide = widened(grads)
     sums = wide.new_zeros((sum(lengths), wide.shape[1])).index_add_(0, numbers, wide)
@@ -347,9 +349,9 @@ _add = register(
 def shard_of(
     ids: Int64[Tensor, "n"], num_shards: int, rank0_empty: bool = False
 ) -> Int64[Tensor, "n"]:
-    """The shard of each id: its 64 bits, read as unsigned, modulo the shards.
+    """Returns the shard of each id: its 64 bits as an unsigned number, modulo the number of shards.
 
-    With `rank0_empty` shard 0 owns nothing.
+    With `rank0_empty` shard 0 owns no ids.
 
     >>> import torch
     >>> shard_of(torch.tensor([9, 10, -1]), 10).tolist()

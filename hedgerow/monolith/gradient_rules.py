@@ -1,6 +1,6 @@
 """Gradient clipping by several norms, and delay compensation of asynchronous gradients.
 
-Every function returns new tensors and leaves its input alone.
+Every function returns new tensors and does not change its input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Clipped:
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The 2-norm of all values together.
+    """Returns the 2-norm of all values of all tensors.
 
     >>> float(global_norm([torch.tensor([3.0]), torch.tensor([4.0])]))
     5.0
@@ -52,7 +52,7 @@ def clip_by_global_norm(
     clip_norm: float,
     sparse_clip_norm: float | None = None,
 ) -> Clipped:
-    """One norm over everything; sparse gradients may have a limit of their own against it.
+    """Clips by one norm over all gradients. Sparse gradients may have their own limit.
 
     >>> one = torch.ones(1)
     >>> clip_by_global_norm([one], [torch.ones(3)], 1.0).dense
@@ -72,7 +72,10 @@ def clip_separately(
     clip_norm: float,
     sparse_clip_norm: float | None = None,
 ) -> Clipped:
-    """A norm and a limit for each kind; sparse gradients stay as they are if theirs is None."""
+    """Clips dense and sparse gradients by separate norms.
+
+    Sparse gradients are unchanged if `sparse_clip_norm` is None.
+    """
     clipped = _scaled(dense, global_norm(dense), _limit("clip_norm", clip_norm))
     if sparse_clip_norm is None:
         return Clipped(clipped, list(sparse))
@@ -81,7 +84,7 @@ def clip_separately(
 
 
 def clip_by_value(tensors: Sequence[Tensor], limit: float) -> list[Tensor]:
-    """Every value into [-limit, limit].
+    """Clips every value to [-limit, limit].
 
     >>> clip_by_value([torch.tensor([-3.0, 0.5])], 1.0)
     [tensor([-1.0000,  0.5000])]
@@ -91,13 +94,13 @@ def clip_by_value(tensors: Sequence[Tensor], limit: float) -> list[Tensor]:
 
 
 def clip_by_norm(tensors: Sequence[Tensor], clip_norm: float) -> list[Tensor]:
-    """Every tensor to its own norm of at most `clip_norm`."""
+    """Scales every tensor so that its own norm is at most `clip_norm`."""
     limit = _limit("clip_norm", clip_norm)
     return [_scaled([t], torch.linalg.vector_norm(t), limit)[0] for t in tensors]
 
 
 def warmed_up_limit(limit: float, step: int, warmup_steps: int) -> float:
-    """A sparse limit that grows along a straight line until `warmup_steps`.
+    """Returns a sparse limit that grows linearly until `warmup_steps`.
 
     >>> warmed_up_limit(1.0, 3, 10), warmed_up_limit(1.0, 50, 10)
     (0.3, 1.0)
@@ -111,7 +114,7 @@ def delay_compensation(
     w_latest: Float32[Tensor, "..."],
     lam: float,
 ) -> Float32[Tensor, "..."]:
-    """`g + lam * g**2 * (w - w_latest)`; the result is what the optimizer gets in place of `g`.
+    """Returns `g + lam * g**2 * (w - w_latest)`, which replaces `g` in the optimizer.
 
     >>> import torch
     >>> delay_compensation(torch.tensor([10.0]), torch.tensor([0.0]), torch.tensor([0.1]), 0.1)

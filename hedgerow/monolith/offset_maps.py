@@ -1,6 +1,6 @@
-"""Distinct keys of several tables with the places of occurrences, and buffers filled by them.
+"""Distinct keys of several tables with the positions of occurrences, and buffers filled by them.
 
-Filling writes in place, so it is no op that torch knows by name; its gradient by itself is one.
+Filling writes in place, so it is not a registered op. Its gradient is one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..ops.library import register, unknown_size
 class ValueOffset:
     """Offsets by row, distinct key and occurrence, as three flat tensors.
 
-    Distinct key u, counted over all rows, has those from `inner_row_splits[u]` up to
-    `inner_row_splits[u + 1]`; row r has the distinct keys from `outer_row_splits[r]` up to
-    `outer_row_splits[r + 1]`. The vectors of different keys do not overlap.
+    Distinct key u, counted over all rows, has the offsets from `inner_row_splits[u]` up to
+    `inner_row_splits[u + 1]`. Row r has the distinct keys from `outer_row_splits[r]` up to
+    `outer_row_splits[r + 1]`. Vectors of different keys do not overlap.
 
     >>> at = ValueOffset(torch.tensor([0, 4, 2]), torch.tensor([0, 2]), torch.tensor([0, 2, 3]))
     >>> at.to_lists()
@@ -45,7 +45,7 @@ class ValueOffset:
             arguments.together("value_offset.values", self.values, f"value_offset.{name}", tensor)
 
     def to_lists(self) -> list[list[list[int]]]:
-        """As nested lists."""
+        """Returns the offsets as nested lists."""
         values, outer, inner = (
             part.tolist() for part in (self.values, self.outer_row_splits, self.inner_row_splits)
         )
@@ -54,19 +54,19 @@ class ValueOffset:
 
 
 _INT64 = (torch.int64,)
-_MOST = 2**31  # values of one vector, so that no sum of lengths passes 64 bits
+_MOST = 2**31  # values per vector, so that no sum of lengths exceeds 64 bits
 
 
 def widths(dims: Sequence[int], row_splits: Tensor) -> list[int]:
-    """`dims`, one for each row, as ints.
+    """Returns `dims` as ints. Raises unless there is one per row.
 
     >>> widths([2, 3], torch.tensor([0, 1]))
     Traceback (most recent call last):
-    hedgerow.core.errors.InputError: dims has 2 widths for 1 rows; pass one a row.
+    hedgerow.core.errors.InputError: dims has 2 widths for 1 rows; pass one per row.
     """
     rows = row_splits.shape[0] - 1
     if len(dims) != rows:
-        raise InputError(f"dims has {len(dims)} widths for {rows} rows; pass one a row.")
+        raise InputError(f"dims has {len(dims)} widths for {rows} rows; pass one per row.")
     for dim in dims:
         if isinstance(dim, bool) or not isinstance(dim, int) or not 0 <= dim < _MOST:
             raise InputError(f"dims holds {dim!r}; a width is an int in [0, {_MOST}).")
@@ -74,15 +74,16 @@ def widths(dims: Sequence[int], row_splits: Tensor) -> list[int]:
 
 
 def total_values(row_splits: Tensor, dims: Sequence[int]) -> int:
-    """Values of all rows together, `dims[r]` for each entry of row r; it waits for a device."""
+    """Returns the number of values of all rows, `dims[r]` per entry of row r. Blocks on a
+    device."""
     lengths = row_splits.diff()
     return int((lengths * torch.tensor(dims, dtype=torch.int64, device=lengths.device)).sum())
 
 
 class SharedBuffer:
-    """Owns its tensor until `close` hands it out; not thread-safe.
+    """Owns a tensor until `close` returns it. Not thread-safe.
 
-    It is filled in place. Gradients flow through what was filled, to the values of every part.
+    The tensor is filled in place. Gradients flow to the values of every part.
 
     >>> buffer = SharedBuffer.zeros(3)
     >>> buffer.tensor.tolist(), buffer.closed
@@ -115,31 +116,32 @@ class SharedBuffer:
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> SharedBuffer:
-        """Of so many zeros."""
+        """Returns a buffer of `floats` zeros."""
         return cls(torch.zeros(floats, dtype=dtype, device=device))
 
     @property
     def tensor(self) -> Float[Tensor, "floats"]:
-        """What has been filled so far."""
+        """The tensor with the parts filled so far."""
         if self._tensor is None:
             raise InputError("the buffer was finalized; fill and finalize another one.")
         return self._tensor
 
     @property
     def closed(self) -> bool:
-        """Whether the tensor has been handed out."""
+        """Whether `close` has returned the tensor."""
         return self._tensor is None
 
     def close(self) -> Float[Tensor, "floats"]:
-        """Hands out the tensor; nothing can be filled after that."""
+        """Returns the tensor. Nothing can be filled after that."""
         tensor = self.tensor
         self._tensor = self._map = self._seen = None
         return tensor
 
     def overlaps(self, keys: Tensor, where: ValueOffset) -> bool:
-        """Whether a part may write where an earlier one wrote, or one key twice; it is remembered.
+        """Returns whether a part may write what an earlier part wrote, or one key twice. Records
+        the keys.
 
-        Told of parts on the CPU with one map of offsets; of others it is not known, and so True.
+        Known only on the CPU with a single map of offsets; otherwise returns True.
         """
         if self.tensor.device.type != "cpu":
             return True
@@ -153,7 +155,7 @@ class SharedBuffer:
 
     @property
     def keeps_base(self) -> bool:
-        """Whether what was there before the first part has a gradient of its own."""
+        """Whether the tensor had a gradient before the first part."""
         return self._keeps_base
 
 
@@ -173,10 +175,10 @@ def fill_with_offset_map(
     *,
     validate: bool = False,
 ) -> SharedBuffer:
-    """Copies every vector of `value` to all places of its key, and returns the same buffer.
+    """Copies every vector of `value` to all positions of its key, and returns the same buffer.
 
-    `pos` tells which distinct keys (numbers over all rows) the vectors belong to, in order; one of
-    row r has `dims[r]` values. Several parts fill one buffer, each other keys. Differentiable in
+    `pos` holds the distinct keys (numbers over all rows) of the vectors, in order. A vector of row
+    r has `dims[r]` values. Several parts with different keys may fill one buffer. Differentiable in
     `value`.
 
     >>> where = ValueOffset(torch.tensor([0, 4, 2]), torch.tensor([0, 2]), torch.tensor([0, 2, 3]))
@@ -212,7 +214,8 @@ def fill_with_offset_map_gradient(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "floats"]:
-    """The gradient of the `value` of a part: for each vector the sum over all places of its key.
+    """Returns the gradient of a part's `value`: for each vector, the sum over all positions of its
+    key.
 
     >>> where = ValueOffset(torch.tensor([0, 4, 2]), torch.tensor([0, 2]), torch.tensor([0, 2, 3]))
     >>> grad = torch.tensor([1.0, 2.0, 0.0, 0.0, 10.0, 20.0])
@@ -232,9 +235,9 @@ def fill_trusted(
     buffer: Float[Tensor, "floats"],
     dims: Sequence[int],
 ) -> None:
-    """`fill_with_offset_map` of CPU tensors that code of ours has cut: unchecked, no gradient.
+    """Like `fill_with_offset_map`, for CPU tensors that Hedgerow made: no checks and no gradient.
 
-    Of a thousand keys the checks take longer than the filling.
+    For a thousand keys the checks would take longer than the filling.
     """
     flat = (pos.values, pos.row_splits, where.values, where.inner_row_splits)
     _write(buffer, value, flat, list(dims), False)
@@ -243,7 +246,7 @@ def fill_trusted(
 def sum_trusted(
     pos: Ragged, grad: Float[Tensor, "buffer"], where: ValueOffset, dims: Sequence[int]
 ) -> Float[Tensor, "floats"]:
-    """`fill_with_offset_map_gradient` of CPU tensors that code of ours has cut: unchecked."""
+    """Like `fill_with_offset_map_gradient`, for CPU tensors that Hedgerow made: no checks."""
     flat = (pos.values, pos.row_splits, where.values, where.inner_row_splits)
     return _sum(grad, flat, list(dims))
 
@@ -253,9 +256,10 @@ def finalize_shared_tensor(
     dtype: torch.dtype,
     shape: Sequence[int | None] | None = None,
 ) -> Tensor:
-    """The finished tensor of the one buffer that all `handles` are; it cannot be filled any more.
+    """Returns the finished tensor of a buffer, which cannot be filled any more.
 
-    Its gradient reaches the values of every part. None in `shape` fits any size.
+    All `handles` must be the same buffer. Gradients flow to the values of every part. None in
+    `shape` matches any size.
 
     >>> finalize_shared_tensor([SharedBuffer.zeros(2)], torch.float32, [None]).tolist()
     [0.0, 0.0]
@@ -286,7 +290,8 @@ def _flat(pos: Ragged, where: ValueOffset, dims: Sequence[int]) -> tuple[_Flat, 
 
 
 def _check(flat: _Flat, name: str, floats: Tensor, dims: list[int], validate: bool) -> _Flat:
-    """All keys exist, and all windows lie in `floats`; the tensors, contiguous."""
+    """Raises unless all keys exist and all windows lie in `floats`. Returns the tensors,
+    contiguous."""
     keys, row_splits, offsets, inner = flat
     keys = arguments.typed("pos.values", keys, (torch.int64,), (None,))
     arguments.row_splits("pos.row_splits", row_splits, keys.shape[0], validate)
@@ -328,9 +333,11 @@ def _addresses(flat: _Flat, dims: list[int]) -> tuple[int, int, list[int], int, 
 
 
 class _Fill(torch.autograd.Function):
-    """Writes in place. What it hands on to the buffer as it was before is the gradient that came,
-    without the places written here where an earlier part, or a gradient of the buffer's own, could
-    take them for theirs. To leave them in costs nothing, to take them out a copy for every part.
+    """Fills a buffer in place.
+
+    The gradient of the previous buffer is the incoming gradient. With `hides`, the positions
+    written here are set to zero in it, because an earlier part or the buffer's own gradient could
+    otherwise use them. That costs a copy per part, so it is done only where needed.
     """
 
     @staticmethod
@@ -392,7 +399,7 @@ def _sum(grad: Tensor, flat: _Flat, dims: list[int]) -> Tensor:
 
 
 def _windows(flat: _Flat, dims: list[int]) -> tuple[Tensor, Tensor]:
-    """For every value that is copied its place in the buffer, and in the part."""
+    """Returns, for every copied value, its position in the buffer and in the part."""
     keys, row_splits, offsets, inner = flat
 
     def numbers(n: int) -> Tensor:
@@ -416,7 +423,7 @@ def _windows(flat: _Flat, dims: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def fill_with_offset_map_plain(buffer: Tensor, value: Tensor, flat: _Flat, dims: list[int]) -> None:
-    """`fill_with_offset_map` by torch's own ops, on tensors that were checked."""
+    """Implements `fill_with_offset_map` with torch's ops, on checked tensors."""
     to, source = _windows(flat, dims)
     buffer.index_copy_(0, to, value.index_select(0, source))
 
@@ -464,7 +471,7 @@ def fill_with_offset_map_gradient_plain(
     dims: Sequence[int],
     validate: bool = False,
 ) -> Tensor:
-    """`fill_with_offset_map_gradient` by torch's own ops."""
+    """Implements `fill_with_offset_map_gradient` with torch's ops."""
     grad = arguments.typed("grad", grad, arguments.FLOATS, (None,))
     widths_ = widths(dims, row_splits)
     flat = _check((keys, row_splits, offsets, inner), "grad", grad, widths_, validate)
@@ -496,7 +503,7 @@ _Found = tuple[Tensor, Tensor, Tensor, Tensor]  # keys, their row_splits, offset
 
 
 class UniqueKeys(NamedTuple):
-    """Distinct keys, where their vectors go, and the buffer for those if one was asked for."""
+    """Distinct keys, the positions of their vectors, and optionally a buffer for these."""
 
     unique_key: Ragged
     value_offset: ValueOffset
@@ -506,10 +513,11 @@ class UniqueKeys(NamedTuple):
 def unique_key_with_value_and_offset(
     key: Ragged, dims: Sequence[int], generate_buffer: bool = True, *, validate: bool = False
 ) -> UniqueKeys:
-    """The distinct keys of each row in first-seen order, and where the vectors of all keys lie.
+    """Returns the distinct keys of each row in first-seen order, and the offsets of all keys'
+    vectors.
 
-    The vectors lie one after the other in the order of the keys; one of row r has `dims[r]`
-    values. A key in two rows is two keys. The buffer holds zeros.
+    The vectors are contiguous in the order of the keys; a vector of row r has `dims[r]` values.
+    Equal keys in two rows count as two keys. The buffer holds zeros.
 
     >>> found = unique_key_with_value_and_offset(Ragged.from_lists([[0, 1, 0], [0]]), [2, 3])
     >>> found.unique_key.to_lists(), found.value_offset.to_lists()
@@ -552,8 +560,8 @@ def _unique_cpu(
         offsets.data_ptr(),
         inner.data_ptr(),
     )
-    # Shorter in place: their memory had to have room for all keys.
-    if distinct < len(keys):  # without the memory of what is not there
+    # The outputs had to be large enough for all keys. Copy them if they are shorter.
+    if distinct < len(keys):  # frees the unused memory
         keys, inner = keys[:distinct].clone(), inner[: distinct + 1].clone()
     return keys, splits, offsets, inner
 
@@ -561,7 +569,7 @@ def _unique_cpu(
 def unique_key_with_offset_plain(
     values: Tensor, row_splits: Tensor, dims: Sequence[int], validate: bool = False
 ) -> _Found:
-    """The same by torch's own ops: keys, their row_splits, offsets, inner row_splits."""
+    """Does the same with torch's ops. Returns keys, their row_splits, offsets, inner row_splits."""
     values, row_splits, dims = _check_unique(values, row_splits, dims, validate)
     n, device = values.shape[0], values.device
     rows = torch.repeat_interleave(

@@ -1,4 +1,4 @@
-"""Monolith's `remote_predict`: asks one replica of a served model, with Monolith's arguments."""
+"""Monolith's `remote_predict`: calls one replica of a served model, with Monolith's arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RequestError(ServingError, InputError):
-    """Arguments that make no request; nothing was sent."""
+    """The arguments are invalid. Nothing was sent."""
 
     def __init__(self, text: str) -> None:
         super().__init__("INVALID_ARGUMENT", text)
@@ -31,7 +31,7 @@ class RequestError(ServingError, InputError):
 
 @dataclass(frozen=True, slots=True)
 class RemoteAnswer:
-    """The code of a call ("OK" or that of its error), its text, and the outputs in order."""
+    """The status code of a call ("OK" or an error code), its text, and the outputs in order."""
 
     code: str
     message: str
@@ -52,12 +52,12 @@ def remote_predict(
     name: str | None = None,
     signature_name: str = DEFAULT_SIGNATURE,
 ) -> list[Tensor]:
-    """The outputs of a model that one of its replicas answers, in the order of their aliases.
+    """Returns the outputs of a model from one of its replicas, in the order of their aliases.
 
-    Replicas are those of the `with Replicas(...)` that the process is in. A version below 0 asks
-    for the newest. Every call ends after `max_rpc_deadline_millis`, or sooner where the work that
-    it is part of has less time left. With `fail_op_on_rpc_error=False` a call that fails gives
-    empty outputs without dimensions. `name` names nothing here: it stands for Monolith's ops.
+    The replicas are those of the surrounding `with Replicas(...)`. A version below 0 requests the
+    newest. A call ends after `max_rpc_deadline_millis`, or earlier if the surrounding deadline is
+    shorter. With `fail_op_on_rpc_error=False` a failed call returns empty outputs without
+    dimensions. `name` is ignored.
     """
     return remote_answer(
         input_tensor_alias,
@@ -89,7 +89,7 @@ def remote_answer(
     name: str | None = None,
     signature_name: str = DEFAULT_SIGNATURE,
 ) -> RemoteAnswer:
-    """As remote_predict(), with the status of the call beside the outputs."""
+    """Like `remote_predict`, but also returns the status of the call."""
     if model_name is None:
         raise InputError("model_name must be specified.")
     _check_counts("input_tensor_alias", input_tensor_alias, "input_tensors", input_tensors)
@@ -131,7 +131,7 @@ def _check_counts(one: str, some: Sequence[object], other: str, others: Sequence
 
 
 def _ask(replicas: Replicas | None, key: str, request: PredictRequest, timeout_s: float) -> Any:
-    """The answer of one replica, or of the first of two."""
+    """Returns the answer of one replica, or with hedging the first answer of two."""
     addresses = [] if replicas is None else replicas.choose(key, 2 if _hedges(replicas) else 1)
     if replicas is None or not addresses:
         spec = request.model_spec
@@ -155,7 +155,8 @@ def _hedges(replicas: Replicas) -> bool:
 def _first_answer(
     channels: Sequence[Channel], request: PredictRequest, timeout_s: float, hedge_after_s: float
 ) -> Any:
-    """Asks the first, and the second when that is late or away; all within one deadline."""
+    """Calls the first replica, and the second if the first is late or unavailable, within one
+    deadline."""
     done: queue.SimpleQueue[PendingCall] = queue.SimpleQueue()
     begin_s, failed = time.monotonic(), 0
     asked: list[PendingCall] = []
@@ -186,7 +187,7 @@ def _outputs(
     types: Sequence[torch.dtype] | None,
     model: str,
 ) -> list[Tensor]:
-    """The outputs by alias; one that is missing or of another type is an error of the server."""
+    """Returns the outputs by alias. A missing output or a wrong dtype is an error of the server."""
     found = []
     for place, alias in enumerate(aliases):
         if alias not in response.outputs:

@@ -1,4 +1,4 @@
-"""Tables as Monolith's tests and its benchmark have them."""
+"""Tables as used in Monolith's tests and benchmark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BENCHMARK_TABLE = "benchmark"
 def generate_test_hash_table_config(
     dim: int = 2, use_float16: bool = False, learning_rate: float = 1.0
 ) -> TableConfig:
-    """A table that starts at zeros and learns by plain steps.
+    """Returns the config of a table that starts at zeros and learns with plain SGD.
 
     >>> generate_test_hash_table_config(4).dim
     4
@@ -28,7 +28,7 @@ def generate_test_hash_table_config(
 
 
 def benchmark_table_config(dim: int = 16) -> TableConfig:
-    """The table of Monolith's benchmark: zeros, SGD of rate 1, no filter.
+    """Returns the config of Monolith's benchmark table: zeros, SGD with rate 1, no filter.
 
     >>> benchmark_table_config().segments[0].optimizer.learning_rate
     1.0
@@ -39,5 +39,5 @@ def benchmark_table_config(dim: int = 16) -> TableConfig:
 def benchmark_table(
     shards: Sequence[Shard], dim: int = 16, *, dedup: bool = True
 ) -> DistributedTable:
-    """The benchmark's table over servers that hold `benchmark_table_config(dim)`."""
+    """Returns the benchmark table on servers that hold `benchmark_table_config(dim)`."""
     return DistributedTable(shards, benchmark_table_config(dim), dedup=dedup)

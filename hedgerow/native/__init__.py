@@ -1,9 +1,9 @@
 """The functions and classes of the C++ core.
 
-Functions take addresses of contiguous CPU memory and lengths and keep nothing; a table's verbs
-release the GIL. Callers check dtype, shape and device first.
+Functions take addresses of contiguous CPU memory and lengths. They keep no reference to the memory.
+The methods of a table release the GIL. Callers must check dtype, shape and device first.
 
-The compiled module loads on first use: tables on a device are used where it was never built.
+The compiled module is loaded on first use, because device tables also work without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Types of the compiled module. Parameters that end in `_at` are addresses."""
+"""Types of the compiled module. Parameters whose names end in `_at` are addresses."""
 
 from collections.abc import Sequence
 
@@ -566,8 +566,8 @@ class Table:
 
 _Cells = tuple[
     int, int, int, Sequence[int], int, int
-]  # ids, how many, offsets, cells, samples, weights
-# Of each feature an address, 0 for none, and the strides of bags, of the first n, of columns.
+]  # ids, number of ids, offsets, cells, samples, weights
+# Per feature: an address (0 for none), and the strides of bags, of the first n ids and of columns.
 _Grads = Sequence[int]
 
 class BagRows:

@@ -1,3 +1,3 @@
-"""Operations on ids and gradients that no table owns."""
+"""Operations on ids and gradients that are independent of tables."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Checks of the arguments of ops; all raise ValueError before any output is written.
+"""Argument checks of ops. All raise a ValueError before any output is written.
 
-Checks that need the contents of a tensor are made on the CPU always, and on a device only with
-`validate=True`: there they wait for it.
+Checks of a tensor's contents always run on the CPU. On a device they run only with `validate=True`,
+because they block.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from ..core.shapes import Int64
 WHOLE = (torch.int64, torch.int32)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 ADDED_BY_CORE = (torch.float32, torch.float64)
-"""Floats that the C++ core adds up; the others go through torch's ops."""
+"""Float types that the C++ core sums. Other types are summed by torch."""
 
 
 def looks_inside(tensor: Tensor, validate: bool) -> bool:
-    """Whether the contents are checked."""
+    """Returns whether the contents are checked."""
     return validate or tensor.device.type == "cpu"
 
 
 def tensor(name: str, value: Tensor) -> Tensor:
-    """`value`, if it is a tensor: what torch says of an argument that is none is no ValueError."""
+    """Returns `value`. Raises `DtypeError` unless it is a tensor; torch's own error is no
+    ValueError."""
     if not isinstance(value, Tensor):
         raise DtypeError(f"{name} is a {type(value).__name__}; pass a torch.Tensor.")
     return value
 
 
 def tensors(name: str, values: Sequence[Tensor]) -> list[Tensor]:
-    """`values` as a list, if every one is a tensor."""
+    """Returns `values` as a list. Raises unless every one is a tensor."""
     if isinstance(values, Tensor | str) or not isinstance(values, Sequence):
         raise DtypeError(f"{name} is a {type(values).__name__}; pass a list of tensors.")
     return [tensor(f"{name}[{i}]", value) for i, value in enumerate(values)]
@@ -45,7 +46,10 @@ def tensors(name: str, values: Sequence[Tensor]) -> list[Tensor]:
 def typed(
     name: str, value: Tensor, dtypes: Sequence[torch.dtype], shape: tuple[int | None, ...]
 ) -> Tensor:
-    """`value`, contiguous, if it has one of `dtypes` and fits `shape`; None fits any size.
+    """Returns `value` as a contiguous tensor. Raises unless it has one of `dtypes` and fits
+    `shape`.
+
+    A None in the shape fits any size.
 
     >>> typed("ids", torch.tensor([1, 2]), WHOLE, (None,)).tolist()
     [1, 2]
@@ -64,7 +68,7 @@ def typed(
 
 
 def widened(values: Tensor) -> Tensor:
-    """Half types as float32: so they are added up, and rounded once.
+    """Returns half types as float32, so that sums are rounded only once.
 
     >>> widened(torch.ones(1, dtype=torch.bfloat16)).dtype
     torch.float32
@@ -73,7 +77,7 @@ def widened(values: Tensor) -> Tensor:
 
 
 def on_device(number: float | Tensor, like: Tensor) -> Tensor:
-    """A number where `like` is and of its type, without waiting for either.
+    """Returns a number as a tensor with the device and dtype of `like`, without blocking.
 
     >>> on_device(0.5, torch.ones(1))
     tensor(0.5000)
@@ -84,8 +88,9 @@ def on_device(number: float | Tensor, like: Tensor) -> Tensor:
 
 
 def one_place(**given: Tensor | Sequence[Tensor]) -> None:
-    """All are on one device. Asked before an op is called: with one of them on "meta" torch would
-    tell sizes and check nothing.
+    """Raises unless all arguments are on one device.
+
+    Called before an op: with one tensor on "meta", torch would only infer sizes and check nothing.
     """
     first: tuple[str, Tensor] | None = None
     for name, value in given.items():
@@ -96,7 +101,7 @@ def one_place(**given: Tensor | Sequence[Tensor]) -> None:
 
 
 def together(first: str, one: Tensor, second: str, other: Tensor) -> None:
-    """Both are on one device; nothing is moved."""
+    """Raises unless both tensors are on one device. Nothing is moved."""
     if one.device != other.device:
         raise InputError(
             f"{second} is on {other.device}, {first} on {one.device}; move one of them first."
@@ -104,7 +109,7 @@ def together(first: str, one: Tensor, second: str, other: Tensor) -> None:
 
 
 def in_range(name: str, values: Tensor, limit: int, validate: bool = False) -> None:
-    """All values are in [0, limit).
+    """Raises unless all values are in [0, limit).
 
     >>> in_range("shard_ids", torch.tensor([0, 4]), 3)
     Traceback (most recent call last):
@@ -121,14 +126,16 @@ def in_range(name: str, values: Tensor, limit: int, validate: bool = False) -> N
 def row_splits(
     name: str, splits: Int64[Tensor, "rows+1"], values: int, validate: bool = False
 ) -> None:
-    """`splits` cut so many values into rows: from 0, never falling, to the end."""
+    """Raises unless `splits` divides `values` values into rows: from 0, never falling, to the
+    end."""
     typed(name, splits, (torch.int64,), (None,))
     if splits.shape[0] == 0 or looks_inside(splits, validate):
         check_splits(name, splits, values)
 
 
 def whole(name: str, value: int | Tensor) -> int:
-    """A whole number of 64 bits, also from a tensor of one; a symbol of a compiled program stays.
+    """Returns a 64-bit integer, also from a one-element tensor. A symbolic size is returned as it
+    is.
 
     >>> whole("batch_size", torch.tensor([3]))
     3
@@ -150,7 +157,7 @@ def whole(name: str, value: int | Tensor) -> int:
 
 
 def wholes(name: str, values: Iterable[int] | Tensor) -> list[int]:
-    """Whole numbers as a list.
+    """Returns integers as a list.
 
     >>> wholes("emb_lengths", torch.tensor([3, 4], dtype=torch.int32))
     [3, 4]
@@ -161,19 +168,19 @@ def wholes(name: str, values: Iterable[int] | Tensor) -> list[int]:
 
 
 def listed(name: str, values: Iterable[Any]) -> list[Any]:
-    """A list, a tuple or what else has entries, as a list; a text or one tensor is none."""
+    """Returns an iterable as a list. Raises for a string, a dict or a single tensor."""
     if isinstance(values, str | bytes | Tensor | dict) or not hasattr(values, "__iter__"):
         raise DtypeError(f"{name} is a {type(values).__name__}; pass a list.")
     return list(values)
 
 
 def beside(first: str, one: Tensor, name: str, others: Sequence[Tensor]) -> None:
-    """Every tensor of a list is on the device of `one`."""
+    """Raises unless every tensor of a list is on the device of `one`."""
     for i, other in enumerate(others):
         together(first, one, f"{name}[{i}]", other)
 
 
 def reachable(first: str, one: Tensor, name: str, value: Tensor) -> None:
-    """Numbers that are read on the host: they may be there, or on the device of `one`."""
+    """Raises unless `value` is on the CPU or on the device of `one`. It is read on the host."""
     if value.device.type != "cpu":
         together(first, one, name, value)

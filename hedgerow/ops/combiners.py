@@ -1,4 +1,4 @@
-"""Combiners: the vectors of a row's ids made one vector, or the first n of them."""
+"""Combiners: turn the vectors of a row's ids into one vector, or into the first n of them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .library import register
 from .reduce import wide
 from .segment import check_ragged, ragged_rows, ragged_sum
 
-Nested = list[Any]  # of numbers, in lists of equal length
+Nested = list[Any]  # nested lists of numbers, of equal lengths
 
 
 class Combiner(ABC):
-    """Makes the vectors of each row of a ragged key one tensor; of the key only its rows matter.
+    """Combines the vectors of each row of a ragged key. Only the rows of the key matter.
 
-    `max_seq_length` is how many vectors of a row are kept apart; 0 if they are made one.
+    `max_seq_length` is the number of vectors per row in the result, 0 for one combined vector.
 
     >>> isinstance(ReduceSum(), Combiner)
     True
@@ -35,18 +35,18 @@ class Combiner(ABC):
 
     @property
     def max_seq_length(self) -> int:
-        """Vectors of a row that stay apart; 0 for a combiner that makes them one."""
+        """The number of vectors per row in the result; 0 for a combiner that returns one vector."""
         return self._max_seq_length
 
     @abstractmethod
     def combine(
         self, key: Ragged, embedding: Float[Tensor, "n dim"] | Nested, name: str | None = None
     ) -> Tensor:
-        """Combines on the device of `embedding`, where `key` must be too; `name` has no effect."""
+        """Combines on the device of `embedding`, where `key` must be too. `name` is ignored."""
 
 
 class ReduceSum(Combiner):
-    """The sum of each row's vectors.
+    """Sums the vectors of each row.
 
     >>> ReduceSum().combine(Ragged.from_lists([[5, 6], []]), [[1.0], [2.0]]).tolist()
     [[3.0], [0.0]]
@@ -58,12 +58,12 @@ class ReduceSum(Combiner):
     def combine(
         self, key: Ragged, embedding: Float[Tensor, "n dim"] | Nested, name: str | None = None
     ) -> Float[Tensor, "rows dim"]:
-        """One vector a row; zeros for an empty one."""
+        """Returns one vector per row; zeros for an empty row."""
         return _SUM(*_ready(key, embedding))
 
 
 class ReduceMean(Combiner):
-    """The mean of each row's vectors; zeros for an empty row.
+    """Averages the vectors of each row; zeros for an empty row.
 
     >>> ReduceMean().combine(Ragged.from_lists([[5, 6], []]), [[1.0], [2.0]]).tolist()
     [[1.5], [0.0]]
@@ -75,12 +75,12 @@ class ReduceMean(Combiner):
     def combine(
         self, key: Ragged, embedding: Float[Tensor, "n dim"] | Nested, name: str | None = None
     ) -> Float[Tensor, "rows dim"]:
-        """One vector a row; zeros for an empty one."""
+        """Returns one vector per row; zeros for an empty row."""
         return _MEAN(*_ready(key, embedding))
 
 
 class FirstN(Combiner):
-    """The first `seq_length` vectors of each row, with zeros behind a shorter one.
+    """Keeps the first `seq_length` vectors of each row. Shorter rows are padded with zeros.
 
     >>> key = Ragged.from_lists([[5], [6, 7, 8]])
     >>> FirstN(2).combine(key, [[1.0], [2.0], [3.0], [4.0]]).tolist()
@@ -93,14 +93,15 @@ class FirstN(Combiner):
     def combine(
         self, key: Ragged, embedding: Float[Tensor, "n dim"] | Nested, name: str | None = None
     ) -> Float[Tensor, "rows seq_length dim"]:
-        """`seq_length` vectors a row."""
+        """Returns `seq_length` vectors per row."""
         return _FIRST(*_ready(key, embedding), self.max_seq_length)
 
 
 def _ready(key: Ragged, embedding: Tensor | Nested) -> tuple[Tensor, Tensor, int, int]:
-    """Borders and vectors as tensors, their width, and the key's values; a list goes to the key.
+    """Returns row splits, vectors, their width, and the number of the key's values.
 
-    The ops take the width as a number, so that it stays one where the batch is a symbol.
+    A list of vectors is moved to the key's device. The width is a plain number, so that it stays
+    constant when the batch size is symbolic.
     """
     check_ragged("key", key)
     if not isinstance(embedding, Tensor):
@@ -132,7 +133,7 @@ def _check(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> None
 
 
 def _lengths(row_splits: Tensor, like: Tensor) -> Float[Tensor, "rows 1"]:
-    """Values of each row, at least 1, so that an empty row divides to 0."""
+    """Returns the number of values per row, at least 1 so that an empty row divides to 0."""
     return row_splits.diff().clamp_min(1).to(like.dtype).unsqueeze(1)
 
 
@@ -148,7 +149,7 @@ def _mean(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> Tenso
 
 
 def combine_sum_by_kernel(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> Tensor:
-    """`ReduceSum` on a device."""
+    """Implements `ReduceSum` on a device."""
     from ..kernels.segments import sum_segments
 
     _check(row_splits, embedding, dim, values)
@@ -156,7 +157,7 @@ def combine_sum_by_kernel(row_splits: Tensor, embedding: Tensor, dim: int, value
 
 
 def combine_mean_by_kernel(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> Tensor:
-    """`ReduceMean` on a device."""
+    """Implements `ReduceMean` on a device."""
     vectors = wide(embedding)
     sums = combine_sum_by_kernel(row_splits, vectors, dim, values)
     return (sums / _lengths(row_splits, vectors)).to(embedding.dtype)

@@ -1,4 +1,4 @@
-"""Windows of one flat tensor as rows of several tables; and gradients back to the flat tensor."""
+"""Gathers windows of one flat tensor as rows of several tables, and sums gradients back into it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def fused_gather_embeddings_by_input(
     *,
     validate: bool = False,
 ) -> list[Float[Tensor, "n d"]]:
-    """For each table the windows `fused_embeddings[o : o + dim]`, one for each of its offsets.
+    """Returns, for each table and each of its offsets o, the window `fused_embeddings[o : o +
+    dim]`.
 
     >>> offsets = [torch.tensor([3, 0]), torch.tensor([2])]
     >>> [t.tolist() for t in fused_gather_embeddings_by_input(torch.arange(6.0), offsets, [2, 3])]
@@ -57,7 +58,8 @@ def fused_gather_embeddings_by_input_gradient(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "e"]:
-    """`grads * scale` added into the windows of all tables: the gradient of the flat tensor.
+    """Returns the gradient of the flat tensor: `grads * scale` added into the windows of all
+    tables.
 
     >>> grads, offsets = [torch.ones(2, 2)], [torch.tensor([1, 2])]
     >>> fused_gather_embeddings_by_input_gradient(4, grads, offsets, [2], scale=0.5).tolist()
@@ -81,7 +83,7 @@ def _factor(scale: float | Tensor) -> Float[Tensor, ""]:
 def _offsets(offsets: Sequence[Tensor], dims: Sequence[int]) -> list[Tensor]:
     if len(offsets) != len(dims):
         raise InputError(
-            f"{len(offsets)} lists of offsets for {len(dims)} embedding_dims; pass as many."
+            f"{len(offsets)} lists of offsets for {len(dims)} embedding_dims; pass one for each."
         )
     for dim in dims:
         checks.count("embedding_dims", dim)
@@ -91,7 +93,7 @@ def _offsets(offsets: Sequence[Tensor], dims: Sequence[int]) -> list[Tensor]:
 
 
 def _check_dims(offsets: Sequence[Tensor], dims: Sequence[int], size: int) -> None:
-    """No window is longer than the flat tensor: known without a look at an offset."""
+    """Raises if a window is longer than the flat tensor. Needs no look at the offsets."""
     for i, (one, dim) in enumerate(zip(offsets, dims, strict=True)):
         if len(one) and dim > size:
             raise InputError(
@@ -101,7 +103,7 @@ def _check_dims(offsets: Sequence[Tensor], dims: Sequence[int], size: int) -> No
 
 
 def _outside(offsets: Sequence[Tensor], dims: Sequence[int], size: int, number: int) -> InputError:
-    """The error for the window `number`, counted over all tables."""
+    """Returns the error for window `number`, counted over all tables."""
     table = 0
     while number >= len(offsets[table]):
         number -= len(offsets[table])
@@ -158,7 +160,8 @@ def _gather_cpu(
 def fused_gather_embeddings_by_input_plain(
     fused: Tensor, offsets: Sequence[Tensor], dims: Sequence[int], validate: bool
 ) -> list[Tensor]:
-    """`fused_gather_embeddings_by_input` in torch's ops: rows of a view of all windows."""
+    """Implements `fused_gather_embeddings_by_input` with torch's ops: rows of a view of all
+    windows."""
     tables = _offsets(offsets, dims)
     values = _values(fused, tables)
     _check_dims(tables, dims, values.shape[0])
@@ -172,7 +175,7 @@ def fused_gather_embeddings_by_input_plain(
 def fused_gather_by_kernel(
     fused: Tensor, offsets: Sequence[Tensor], dims: Sequence[int], validate: bool
 ) -> list[Tensor]:
-    """`fused_gather_embeddings_by_input` on a device: one launch a table."""
+    """Implements `fused_gather_embeddings_by_input` on a device, with one launch per table."""
     from ..kernels.segments import copy_windows
 
     tables = _offsets(offsets, dims)
@@ -274,7 +277,7 @@ def fused_gather_gradient_plain(
     scale: Tensor,
     validate: bool,
 ) -> Tensor:
-    """The gradient of the flat tensor in torch's ops: one sum by value for each table."""
+    """Computes the gradient of the flat tensor with torch's ops, one `index_add_` per table."""
     rows, tables = _grads(grads, offsets, dims, scale)
     _check_plain(tables, dims, size, validate)
     _check_dims(tables, dims, size)
@@ -295,7 +298,10 @@ def fused_gather_gradient_by_kernel(
     scale: Tensor,
     validate: bool,
 ) -> Tensor:
-    """The gradient of the flat tensor on a device: one launch a table, sums in no fixed order."""
+    """Computes the gradient of the flat tensor on a device, with one launch per table.
+
+    The order of summation is not fixed.
+    """
     from ..kernels.segments import add_windows
 
     rows, tables = _grads(grads, offsets, dims, scale)

@@ -1,4 +1,4 @@
-"""Ops that torch knows by name, so that `torch.compile` and `torch.export` take them."""
+"""Registers ops with torch, so that `torch.compile` and `torch.export` accept them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def register(
     backward: Callable[..., Any] | None = None,
     keep: Callable[..., None] | None = None,
 ) -> torch._ops.OpOverload:
-    """Defines an op and gives it its forms; the op, ready to be called.
+    """Defines an op, registers its implementations, and returns it.
 
-    `cpu` runs on the CPU, `device`, which starts kernels of ours, on a GPU; where there is none, or
-    no Triton, `plain`, which is made of torch's ops. `shapes` tells sizes and types without a
-    value. With `backward(context, *grads)` it has a gradient, for which `keep(context, inputs,
-    output)` saves what is needed. Bad arguments are refused by the forms themselves: a compiled
-    program calls them without any Python around them.
+    `cpu` runs on the CPU and `device`, which launches Hedgerow's kernels, on a GPU. Without
+    `device` or without Triton, `plain` runs there, which uses torch's ops. `shapes` returns outputs
+    without values, for tracing. `backward(context, *grads)` is the gradient, and `keep(context,
+    inputs, output)` saves what it needs. The implementations must check arguments themselves,
+    because a compiled program calls them directly.
     """
     name = f"{NAMESPACE}::{schema.split('(', 1)[0]}"
     torch.library.define(name, schema[schema.index("(") :])
@@ -41,5 +41,5 @@ def register(
 
 
 def unknown_size() -> torch.SymInt:
-    """A size that only the data tell, for a `shapes` function."""
+    """Returns a size that depends on the data, for a `shapes` function."""
     return torch.library.get_ctx().new_dynamic_size()

@@ -1,4 +1,4 @@
-"""Vectors of one row reduced to one, where the row of each vector is given by its number."""
+"""Reduces vectors by row, where the row of each vector is given by its number."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def reduce_sum(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "rows dim"]:
-    """The sum of the vectors of each row; zeros for a row without any.
+    """Returns the sum of the vectors of each row; zeros for a row without vectors.
 
-    Column 0 of `id_indices` tells the row of each vector, in any order; the first element of
-    `id_length` tells how many rows there are.
+    Column 0 of `id_indices` is the row of each vector, in any order. The first element of
+    `id_length` is the number of rows.
 
     >>> rows, values = torch.tensor([[0], [0], [2]]), torch.tensor([[1.0], [2.0], [4.0]])
     >>> reduce_sum(rows, values, torch.tensor([3])).tolist()
@@ -41,7 +41,9 @@ def reduce_mean(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "rows dim"]:
-    """The mean of the vectors of each row; zeros for a row without any. Arguments as `reduce_sum`.
+    """Returns the mean of the vectors of each row; zeros for a row without vectors.
+
+    Arguments as for `reduce_sum`.
 
     >>> rows, values = torch.tensor([[0], [0], [2]]), torch.tensor([[1.0], [2.0], [4.0]])
     >>> reduce_mean(rows, values, torch.tensor([3])).tolist()
@@ -57,9 +59,9 @@ def reduce_sqrtn(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "rows dim"]:
-    """The root of the sum of squares, column by column: not the sum over the root of the count.
+    """Returns the square root of the sum of squares per column. It does not divide by the count.
 
-    Arguments as `reduce_sum`. Where the result is 0 its gradient is 0.
+    Arguments as for `reduce_sum`. Where the result is 0, the gradient is 0.
 
     >>> rows, values = torch.tensor([[1], [1]]), torch.tensor([[3.0], [4.0]])
     >>> reduce_sqrtn(rows, values, torch.tensor([2])).tolist()
@@ -76,7 +78,8 @@ def fused_reduce_sum_and_split(
     *,
     validate: bool = False,
 ) -> list[Float[Tensor, "rows width"]]:
-    """The sum of the vectors of each row, its columns cut into parts of `split_dims`.
+    """Returns the sum of the vectors of each row, with the columns split into parts of
+    `split_dims`.
 
     >>> values = torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
     >>> for part in fused_reduce_sum_and_split(torch.tensor([0, 0]), values, 1, [1, 2]):
@@ -94,25 +97,25 @@ def fused_reduce_sum_and_split(
 
 
 def wide(values: Tensor) -> Tensor:
-    """Values in the type that sums are taken in: halves would lose what they add."""
+    """Returns half types as float32, in which sums lose less precision."""
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 def sum_at(rows: Int64[Tensor, "n"], values: Tensor, count: int) -> Tensor:
-    """Zeros for `count` rows, and each value added to its own, in order."""
+    """Returns `count` rows of sums. Each value is added to its row, in order."""
     added = wide(values)
     sums = torch.zeros((count, *added.shape[1:]), dtype=added.dtype, device=added.device)
     return sums.index_add_(0, rows, added).to(values.dtype)
 
 
 def cut_columns(rows: Float[Tensor, "rows dim"], widths: Sequence[int]) -> list[Tensor]:
-    """Parts of so many columns, each in memory of its own."""
+    """Returns slices of the columns with these widths, each copied to its own memory."""
     parts = rows.split(list(widths), dim=1)
     return [part.clone(memory_format=torch.contiguous_format) for part in parts]
 
 
 def check_widths(name: str, widths: Sequence[int], dim: int) -> None:
-    """Widths of at least 0 that add up to all columns."""
+    """Raises unless the widths are at least 0 and add up to `dim`."""
     if any(width < 0 for width in widths):
         raise InputError(f"{name} is {list(widths)}; a width is at least 0.")
     if sum(widths) != dim:
@@ -123,8 +126,7 @@ def check_widths(name: str, widths: Sequence[int], dim: int) -> None:
 
 
 def _placed(id_indices: Tensor, id_values: Tensor) -> None:
-    """Both are tensors on one device: torch would choose the device, and what it says is no
-    ValueError."""
+    """Raises unless both are tensors on one device. torch's own error is no ValueError."""
     arguments.tensor("id_indices", id_indices)
     arguments.tensor("id_values", id_values)
     arguments.together("id_values", id_values, "id_indices", id_indices)
@@ -171,7 +173,7 @@ def _sum(id_indices: Tensor, id_values: Tensor, id_length: Tensor, validate: boo
 def _mean(
     id_indices: Tensor, id_values: Tensor, id_length: Tensor, validate: bool
 ) -> tuple[Tensor, Tensor]:
-    """The means, and what each row was divided by, which the gradient needs."""
+    """Returns the means, and the divisor of each row for the gradient."""
     rows, count = _row_column(id_indices), _rows_in(id_length)
     _check(rows, id_values, count, validate)
     shares = torch.zeros(count, 1, dtype=torch.int64, device=rows.device)
@@ -287,7 +289,7 @@ def or_zeros(
     grads: Sequence[Tensor | None],
     like: Sequence[tuple[Sequence[int], torch.dtype, torch.device]],
 ) -> list[Tensor]:
-    """Gradients of outputs; zeros for those nobody used."""
+    """Returns gradients of outputs, with zeros for outputs that were not used."""
     return [
         torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
         for grad, (shape, dtype, device) in zip(grads, like, strict=True)

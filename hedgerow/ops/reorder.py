@@ -1,4 +1,4 @@
-"""Drops duplicate ids and orders the rest by shard, for an exchange between all ranks."""
+"""Removes duplicate ids and orders the others by shard, for an exchange between all ranks."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from .arguments import FLOATS, WHOLE, in_range, tensor, tensors, together, typed
 from .library import register, unknown_size
 
 _LIMIT = 2**31  # offsets and positions are 32-bit
-_KINDS = {torch.int64: 0, torch.float32: 1, torch.float64: 2}  # of keys, as the core numbers them
+_KINDS = {torch.int64: 0, torch.float32: 1, torch.float64: 2}  # numbers of key types in the core
 
 
 class Reordered(NamedTuple):
-    """What `fused_reorder_by_indices` makes of M slots for S shards."""
+    """The result of `fused_reorder_by_indices` for M slots and S shards."""
 
-    output: Tensor  # int64 [U]: by shard, then by slot, as first seen
+    output: Tensor  # int64 [U]: by shard, then by slot, in order of first occurrence
     shard_sizes: Tensor  # int32 [S]: ids of each shard
     sharded_slot_sizes: Tensor  # int32 [S*M]: ids of each slot of each shard
     emb_offset_sizes: Tensor  # int32 [M]: lengths of the inputs
-    fused_embedding_offsets: Tensor  # int32 [sum of lengths]: where the vector of each id starts
+    fused_embedding_offsets: Tensor  # int32 [sum of lengths]: offset of each id's vector
 
 
 def reorder_by_indices(
     input: Tensor, shard_ids: Tensor, num_of_shards: int, *, validate: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The rows without duplicates, shard after shard, and how many each shard has (int32).
+    """Returns the distinct rows ordered by shard, and the number of rows of each shard (int32).
 
-    `input` is int64 [n], or float [n, d] whose first column is the key. The first of equal keys
-    stays, with its shard; inside a shard the last seen comes first. -0 equals 0, NaN nothing.
+    `input` is int64 [n], or float [n, d] with the key in the first column. Of equal keys the first
+    is kept, with its shard. Inside a shard the last occurrence comes first. -0 equals 0; NaN equals
+    nothing.
 
     >>> ids, shards = torch.tensor([0, 1, 2, 2, 3, 5]), torch.tensor([0, 1, 2, 2, 0, 2])
     >>> output, sizes = reorder_by_indices(ids, shards, 3)
@@ -71,8 +72,8 @@ def _reorder_cpu(
     n = rows.shape[0]
     # Half types compare as float32, which holds all their values.
     keys = rows if rows.dtype in _KINDS else rows[:, 0].float()
-    row_bytes = rows.shape[1:].numel() * rows.element_size()  # one row may have any stride
-    # Room for all rows: of memory that nothing was written to, the system gives none.
+    row_bytes = rows.shape[1:].numel() * rows.element_size()  # a single row may have any stride
+    # Capacity for all rows: memory that is never written is not allocated by the system.
     output = torch.empty_like(rows)
     sizes = torch.empty(num_of_shards, dtype=torch.int32)
     kept = native.reorder(
@@ -93,7 +94,7 @@ def _reorder_cpu(
 def reorder_by_indices_plain(
     input: Tensor, shard_ids: Tensor, num_of_shards: int, validate: bool
 ) -> tuple[Tensor, Tensor]:
-    """`reorder_by_indices` in torch's ops: sorted by key, then by shard."""
+    """Implements `reorder_by_indices` with torch's ops: sorts by key, then by shard."""
     rows, shards = _rows(input, shard_ids, num_of_shards, validate)
     keys = rows if rows.dim() == 1 else rows[:, 0] + 0.0  # -0 becomes 0
     _, first, _ = _distinct(keys)
@@ -105,7 +106,8 @@ def reorder_by_indices_plain(
 
 
 def _distinct(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct keys, the place of the first of each, and the number of each key among them."""
+    """Returns the distinct keys, the first position of each, and the index of each input key in
+    them."""
     ordered, order = keys.sort(stable=True)
     new = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=new[1:])
@@ -136,11 +138,11 @@ def fused_reorder_by_indices(
     dim_sizes: Sequence[int],
     rank0_empty: bool = False,
 ) -> Reordered:
-    """The different ids of each slot, shard after shard, and where the vector of each id will lie.
+    """Returns the distinct ids of each slot ordered by shard, and the offset of each id's vector.
 
-    Shards are those of `shard_of`. Offsets are into the flat tensor that holds one vector for every
-    entry of `output`, of the width of its slot. On a device it waits for the data: the number of
-    different ids is the size of a result.
+    Ids are routed by `shard_of`. Offsets refer to a flat tensor that holds one vector per entry of
+    `output`, as wide as its slot. On a device this blocks, because the number of distinct ids is
+    the size of a result.
 
     >>> inputs = [torch.tensor([0, 1, 0]), torch.tensor([3, 2, 3]), torch.tensor([5, 6, 7])]
     >>> made = fused_reorder_by_indices(inputs, 2, [1, 2, 3])
@@ -187,7 +189,7 @@ def _fused_reorder_cpu(
 ) -> tuple[Tensor, ...]:
     slots = _slots(inputs, num_of_shards, dim_sizes, rank0_empty)
     lengths = [len(ids) for ids in slots]
-    # Room for all ids: of memory that nothing was written to, the system gives none.
+    # Capacity for all ids: memory that is never written is not allocated by the system.
     output = torch.empty(sum(lengths), dtype=torch.int64)
     shard_sizes = torch.empty(num_of_shards, dtype=torch.int32)
     slot_sizes = torch.empty(num_of_shards * len(slots), dtype=torch.int32)
@@ -212,7 +214,8 @@ def _fused_reorder_cpu(
 def fused_reorder_by_indices_plain(
     inputs: Sequence[Tensor], num_of_shards: int, dim_sizes: Sequence[int], rank0_empty: bool
 ) -> tuple[Tensor, ...]:
-    """`fused_reorder_by_indices` in torch's ops: every slot sorted by id, then by shard."""
+    """Implements `fused_reorder_by_indices` with torch's ops: sorts every slot by id, then by
+    shard."""
     slots = _slots(inputs, num_of_shards, dim_sizes, rank0_empty)
     device = slots[0].device
     found = [_distinct(ids) for ids in slots]
@@ -227,7 +230,7 @@ def fused_reorder_by_indices_plain(
     output = torch.empty(total, dtype=torch.int64, device=device)
     offsets = []
     for m, ((ids, first, number), own) in enumerate(zip(found, owners, strict=True)):
-        order = (own * len(slots[m]) + first).argsort()  # by shard, as first seen
+        order = (own * len(slots[m]) + first).argsort()  # by shard, in order of first occurrence
         shard = own[order]
         in_shard = torch.arange(len(ids), device=device) - _starts(sizes[:, m])[shard]
         output[id_starts[shard, m] + in_shard] = ids[order]
@@ -246,7 +249,7 @@ def fused_reorder_by_indices_plain(
 def fused_reorder_on_device(
     inputs: Sequence[Tensor], num_of_shards: int, dim_sizes: Sequence[int], rank0_empty: bool
 ) -> tuple[Tensor, ...]:
-    """`fused_reorder_by_indices` for all slots at once, by torch's sorts: it waits once."""
+    """Implements `fused_reorder_by_indices` for all slots at once by sorting. It blocks once."""
     slots = _slots(inputs, num_of_shards, dim_sizes, rank0_empty)
     lengths, device = [len(ids) for ids in slots], slots[0].device
     if sum(lengths) * max(dim_sizes) >= _LIMIT or not sum(lengths):
@@ -256,25 +259,25 @@ def fused_reorder_on_device(
     numbers = torch.arange(len(slots), dtype=narrowest(len(slots)), device=device)
     slot = torch.repeat_interleave(numbers, told[0], output_size=len(ids))
     order = ids.argsort(stable=True)
-    order = order[slot[order].argsort(stable=True)]  # by slot, then id, as they came
+    order = order[slot[order].argsort(stable=True)]  # by slot, then id, in input order
     ordered, new = ids[order], torch.ones_like(ids, dtype=torch.bool)
     new[1:] = (ordered[1:] != ordered[:-1]) | (slot[order][1:] != slot[order][:-1])
     group = torch.empty_like(order)
     group[order] = new.cumsum(0) - 1
-    first = torch.zeros_like(new).index_put_((order,), new)  # where an id is seen first
-    places = first.nonzero().flatten()  # waits: how many there are is the size of a result
+    first = torch.zeros_like(new).index_put_((order,), new)  # the first occurrence of each id
+    places = first.nonzero().flatten()  # blocks: the count is the size of a result
     rule = Router("roundrobin", num_of_shards, rank0_empty=rank0_empty)
     owners, own_slot = rule.places_by_torch(ids[places])[0], slot[places].long()
     cells = owners * len(slots) + own_slot
     sizes = torch.zeros(num_of_shards * len(slots), dtype=torch.int64, device=device)
     sizes.index_add_(0, cells, torch.ones_like(cells))
-    # Slots lie one behind the other: what comes first in a shard is of the first slot.
+    # Slots are concatenated, so inside a shard the first slot comes first.
     by_shard = owners.to(narrowest(num_of_shards)).argsort(stable=True)
     cell, width = cells[by_shard], told[1][own_slot[by_shard]]
     in_cell = torch.arange(len(cell), device=device) - _starts(sizes)[cell]
     start = torch.empty_like(cell)
     start[by_shard] = _starts(sizes * told[1].repeat(num_of_shards))[cell] + in_cell * width
-    # From an id to its group, to the place where the group is seen first, to the start there.
+    # From an id to its group, to the group's first occurrence, to the offset of its vector.
     group_place = torch.empty_like(places)
     group_place[group[places]] = torch.arange(len(places), device=device)
     by_shard_sizes = sizes.view(num_of_shards, -1).sum(1, dtype=torch.int32)
@@ -289,7 +292,7 @@ def fused_reorder_on_device(
 
 
 def _starts(sizes: Tensor) -> Tensor:
-    """Where each part starts if they lie one after the other."""
+    """Returns the start of each part when they are concatenated."""
     flat = sizes.flatten()
     return (flat.cumsum(0) - flat).view_as(sizes)
 

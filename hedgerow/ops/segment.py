@@ -1,4 +1,4 @@
-"""Vectors of one row added up, where rows lie one after the other; and the borders of rows."""
+"""Sums vectors by row, where the vectors of a row are contiguous, and computes row splits."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def fused_sorted_segment_sum(
     *,
     validate: bool = False,
 ) -> list[Float[Tensor, "rows ..."]]:
-    """For each list: zeros of `shapes[i]` with row j of `values[i]` added at `indices[i][j]`.
+    """Returns, for each list, zeros of `shapes[i]` with row j of `values[i]` added at
+    `indices[i][j]`.
 
-    Indices never fall; `shapes[i]` is the whole shape of result i.
+    Indices must not decrease. `shapes[i]` is the complete shape of result i.
 
     >>> at, values = torch.tensor([0, 0, 2]), torch.tensor([[1.0], [2.0], [4.0]])
     >>> fused_sorted_segment_sum([at], [values], [[4, 1]])[0].tolist()
@@ -53,7 +54,9 @@ def fused_reduce_and_split(
     *,
     validate: bool = False,
 ) -> list[Float[Tensor, "rows width"]]:
-    """For each table the sums of its rows, the columns cut into slices: all of table 0, then 1, ...
+    """Returns, for each table, the sums of its rows with the columns split into slices.
+
+    The slices of table 0 come first, then those of table 1, and so on.
 
     >>> splits, vectors = torch.tensor([0, 2, 2]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> [part.tolist() for part in fused_reduce_and_split([splits], [vectors], [[1, 1]])]
@@ -74,15 +77,15 @@ def fused_reduce_and_split(
     return _REDUCE_AND_SPLIT(borders, vectors, flat, counts, validate)
 
 
-fused_reduce_and_split_gpu = fused_reduce_and_split  # its name in Monolith
+fused_reduce_and_split_gpu = fused_reduce_and_split  # Monolith's name
 
 
 def normalize_merged_split(
     row_split: Int64[Tensor, "n"], row_split_size: Tensor, *, validate: bool = False
 ) -> Int64[Tensor, "rows+1"]:
-    """The borders of rows that were joined, from the borders of their parts one after the other.
+    """Returns the row splits of concatenated parts, from the row splits of each part.
 
-    `row_split_size` tells how many borders each part has.
+    `row_split_size` is the number of splits of each part.
 
     >>> borders = torch.tensor([0, 2, 5, 0, 1])
     >>> normalize_merged_split(borders, torch.tensor([3, 2])).tolist()
@@ -95,7 +98,7 @@ def normalize_merged_split(
 
 
 def fused_value_rowids(ragged: Ragged) -> Int64[Tensor, "n"]:
-    """The row of each value, computed once: the same tensor every time.
+    """Returns the row of each value. It is computed once; later calls return the same tensor.
 
     >>> fused_value_rowids(Ragged.from_lists([[], [7], [8, 9]])).tolist()
     [1, 2, 2]
@@ -107,7 +110,7 @@ def fused_value_rowids(ragged: Ragged) -> Int64[Tensor, "n"]:
 
 
 def check_ragged(name: str, value: object) -> None:
-    """`value` is a Ragged."""
+    """Raises `DtypeError` unless `value` is a Ragged."""
     if not isinstance(value, Ragged):
         raise DtypeError(
             f"{name} is a {type(value).__name__}; pass a Ragged(values, row_splits), "
@@ -116,7 +119,7 @@ def check_ragged(name: str, value: object) -> None:
 
 
 def ragged_sum(row_splits: Int64[Tensor, "rows+1"], values: Float[Tensor, "n dim"]) -> Tensor:
-    """The sum of each row. A bag of all rows in order: one pass, where index_add goes by index."""
+    """Returns the sum of each row. Uses `embedding_bag`, which needs one pass over the values."""
     added = wide(values)
     if 0 in added.shape or row_splits.shape[0] == 1:
         return values.new_zeros((row_splits.shape[0] - 1, *values.shape[1:]))
@@ -128,7 +131,7 @@ def ragged_sum(row_splits: Int64[Tensor, "rows+1"], values: Float[Tensor, "n dim
 def ragged_rows(
     row_splits: Int64[Tensor, "rows+1"], per_row: Tensor, count: int
 ) -> Float[Tensor, "n ..."]:
-    """What each row has, for each of its values."""
+    """Returns each row's entry of `per_row`, repeated for each of its values."""
     return torch.repeat_interleave(per_row, row_splits.diff(), dim=0, output_size=count)
 
 
@@ -143,12 +146,13 @@ def _equally_many(first: str, one: Sequence[Any], **others: Sequence[Any]) -> No
     for name, other in others.items():
         if len(other) != len(one):
             raise InputError(
-                f"{name} has {len(other)} entries, {first} {len(one)}; they go together one by one."
+                f"{name} has {len(other)} entries, {first} {len(one)}; they must be equally many."
             )
 
 
 def _cut(flat: Sequence[int], counts: Sequence[int]) -> list[list[int]]:
-    """Lists of lists, which torch's schemas do not have, from one list and their lengths."""
+    """Returns lists of lists from one flat list and their lengths. torch's schemas have no nested
+    lists."""
     return [list(flat[a:b]) for a, b in pairwise(accumulate(counts, initial=0))]
 
 
@@ -177,7 +181,7 @@ def _segments(
     ranks: list[int],
     validate: bool,
 ) -> list[tuple[Tensor, Tensor, list[int]]]:
-    """Indices, values and shape of each list, checked."""
+    """Returns the checked indices, values and shape of each list."""
     _equally_many("indices", indices, values=values, shapes=ranks)
     found = list(zip(indices, values, _cut(shapes, ranks), strict=True))
     for at, (index, value, shape) in enumerate(found):
@@ -186,12 +190,12 @@ def _segments(
 
 
 def segment_sum_plain(*given: Any) -> list[Tensor]:
-    """`fused_sorted_segment_sum` by torch's own operations."""
+    """Implements `fused_sorted_segment_sum` with torch's ops."""
     return [sum_at(index, value, shape[0]) for index, value, shape in _segments(*given)]
 
 
 def segment_sum_by_kernel(*given: Any) -> list[Tensor]:
-    """`fused_sorted_segment_sum` on a device: segments are found, then each is added in order."""
+    """Implements `fused_sorted_segment_sum` on a device. Each segment is summed in order."""
     from ..kernels.segments import sum_segments
 
     found = []
@@ -252,7 +256,7 @@ def _tables(
     counts: list[int],
     validate: bool,
 ) -> list[tuple[Tensor, Tensor, list[int]]]:
-    """Borders, vectors and widths of the slices of each table, checked."""
+    """Returns the checked row splits, vectors and slice widths of each table."""
     _equally_many("splits", splits, embeddings=embeddings, slice_dims=counts)
     cut = _cut(widths, counts)
     for at, (borders, vectors) in enumerate(zip(splits, embeddings, strict=True)):
@@ -269,7 +273,7 @@ def _tables(
 
 
 def reduce_and_split_plain(*given: Any) -> list[Tensor]:
-    """`fused_reduce_and_split` by torch's own operations."""
+    """Implements `fused_reduce_and_split` with torch's ops."""
     return [
         part
         for borders, vectors, parts in _tables(*given)
@@ -278,7 +282,7 @@ def reduce_and_split_plain(*given: Any) -> list[Tensor]:
 
 
 def reduce_and_split_by_kernel(*given: Any) -> list[Tensor]:
-    """`fused_reduce_and_split` on a device: one launch a slice, which writes where it belongs."""
+    """Implements `fused_reduce_and_split` on a device, with one launch per slice."""
     from ..kernels.segments import sum_segments
 
     return [
@@ -318,7 +322,7 @@ def _reduce_and_split_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[An
         mine = parts[ends[at] : ends[at + 1]]
         if mine:
             found.append(ragged_rows(borders, torch.cat(mine, dim=1), count))
-        else:  # vectors of no column, cut into no slice
+        else:  # vectors without columns have no slices
             found += or_zeros([None], [ctx.empty[at]])
     return [None] * len(found), found, None, None, None
 
@@ -336,12 +340,12 @@ _REDUCE_AND_SPLIT = register(
 
 
 def _check_parts(row_split: Tensor, sizes: Tensor, validate: bool) -> None:
-    """Sizes of at least 1 that add up, and parts that begin with 0 and never fall."""
+    """Raises unless sizes are at least 1 and add up, and each part starts at 0 and never falls."""
     if not arguments.looks_inside(sizes, validate):
         return
     if sizes.numel() and int(sizes.min()) < 1:
         raise InputError(
-            f"row_split_size holds {int(sizes.min())}; the borders of no row are [0], one of them."
+            f"row_split_size holds {int(sizes.min())}; a part without rows has one border, [0]."
         )
     if int(sizes.sum()) != row_split.shape[0]:
         raise InputError(
@@ -372,12 +376,12 @@ def _normalize(row_split: Tensor, row_split_size: Tensor, validate: bool) -> Ten
     if not borders:
         return joined
     ends = sizes.cumsum(0)
-    values = row_split[ends - 1]  # of each part
+    values = row_split[ends - 1]  # the last split of each part
     part = torch.repeat_interleave(
         torch.arange(sizes.shape[0], device=sizes.device), sizes, output_size=borders
     )
     before = (values.cumsum(0) - values)[part]
-    # The first border of a part falls on the last of the part before, and equals it.
+    # The first split of a part overwrites the last split of the previous part with an equal value.
     joined[torch.arange(borders, device=part.device) - part] = row_split + before
     return joined
 

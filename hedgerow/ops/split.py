@@ -1,4 +1,4 @@
-"""Splits rows by an index each, such as the shard that owns them, and joins their gradients."""
+"""Splits rows by an index per row, such as the owner's shard, and joins their gradients."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..core.shapes import Int64
 from . import arguments
 from .library import register, unknown_size
 
-_BLOCK_ROWS = 16384  # fewer in a block are copied sooner than a thread wakes up
+_BLOCK_ROWS = 16384  # a block with fewer rows is copied before a thread wakes up
 _MOST_BLOCKS = 64
 
 
 def split_by_indices(indices: Int64[Tensor, "n"], tensor: Tensor, num_splits: int) -> list[Tensor]:
-    """Result k holds the rows of `tensor` whose index is k, in input order.
+    """Returns one tensor per index k, with the rows of `tensor` whose index is k, in input order.
 
-    The indices are checked on every device: the sizes of the results wait for it anyway.
+    The indices are checked on every device, because reading the result sizes blocks anyway.
 
     >>> parts = split_by_indices(torch.tensor([0, 1, 0]), torch.tensor([7.0, 8.0, 9.0]), 2)
     >>> [part.tolist() for part in parts]
@@ -40,9 +40,10 @@ def split_by_indices(indices: Int64[Tensor, "n"], tensor: Tensor, num_splits: in
 def ragged_split_by_indices(
     indices: Int64[Tensor, "n"], num: Ragged, num_splits: int, *, validate: bool = False
 ) -> tuple[list[Ragged], list[Ragged]]:
-    """Splits the values of ragged rows; every result has all rows, with the values of one index.
+    """Splits the values of ragged rows by index. Every result has all rows, with the values of one
+    index.
 
-    The second list holds the places of those values in `num.values`, in the same rows.
+    The second list holds the positions of those values in `num.values`, in the same rows.
 
     >>> num = Ragged.from_lists([[4, 3, 2], [1]])
     >>> splits, positions = ragged_split_by_indices(torch.tensor([0, 1, 0, 1]), num, 2)
@@ -66,11 +67,12 @@ def ragged_split_by_indices(
 
 @dataclass(frozen=True)
 class _Plan:
-    """The counting pass: how large each split is, and what it told the copies that follow."""
+    """The result of the counting pass: the size of each split, and arguments for the copy
+    passes."""
 
     sizes: list[int]
-    native: tuple[int, int, int, int, int]  # the arguments that all passes share
-    held: tuple[Tensor, Tensor]  # what those addresses point to
+    native: tuple[int, int, int, int, int]  # arguments shared by all passes
+    held: tuple[Tensor, Tensor]  # tensors kept alive for the addresses
 
 
 def _plan(indices: Tensor, num_splits: int) -> _Plan:
@@ -91,9 +93,9 @@ def _refuse(index: int, num_splits: int, at: int | None = None) -> None:
 
 
 def _check(indices: Tensor, name: str, rows: Tensor, num_splits: int) -> Tensor:
-    """Types and lengths; `indices`, contiguous."""
+    """Returns `indices`, contiguous, after checking types and lengths."""
     if not isinstance(rows, Tensor) or rows.dim() == 0:
-        raise InputError(f"{name} must be a tensor with one row an index.")
+        raise InputError(f"{name} must be a tensor with one row per index.")
     checks.count("num_splits", num_splits, least=1)
     indices = arguments.typed("indices", indices, (torch.int64,), (rows.shape[0],))
     arguments.together("indices", indices, name, rows)
@@ -121,16 +123,17 @@ def _split_cpu(indices: Tensor, tensor: Tensor, num_splits: int) -> list[Tensor]
 
 
 def split_by_indices_plain(indices: Tensor, tensor: Tensor, num_splits: int) -> list[Tensor]:
-    """`split_by_indices` by torch's own ops."""
+    """Implements `split_by_indices` with torch's ops."""
     indices = _check(indices, "tensor", tensor, num_splits)
     order, sizes = _sorted(indices, num_splits)
-    # Each part by itself: the results of an op may not share memory.
+    # The results of an op must not share memory.
     return [tensor.index_select(0, rows) for rows in order.split(sizes)]
 
 
 def _sorted(indices: Tensor, num_splits: int) -> tuple[Tensor, list[int]]:
-    """Places in order of their index, and how many of each. It waits for the sizes anyway, so the
-    contents are checked on every device.
+    """Returns positions ordered by index, and the number of positions per index.
+
+    Reading the sizes blocks anyway, so the indices are checked on every device.
     """
     ordered, order = indices.sort(stable=True)
     borders = torch.arange(num_splits + 1, device=indices.device)
@@ -226,7 +229,8 @@ def _ragged_split_cpu(
 def ragged_split_by_indices_plain(
     indices: Tensor, values: Tensor, row_splits: Tensor, num_splits: int, validate: bool = False
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """`ragged_split_by_indices` by torch's own ops: values, places, and borders of rows."""
+    """Implements `ragged_split_by_indices` with torch's ops. Returns values, positions and row
+    splits."""
     indices, values, row_splits = _check_ragged(indices, values, row_splits, num_splits, validate)
     order, sizes = _sorted(indices, num_splits)
     places = [part.clone() for part in order.split(sizes)]

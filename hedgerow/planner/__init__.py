@@ -1,6 +1,8 @@
-"""Which tables live in HBM, in host memory or in both, chosen exactly and explained.
+"""The planner: chooses exactly which tables live in HBM, in host memory or in both, and explains
+it.
 
-The door `hr.planner`. Reading a plan needs no scipy; planning uses it where it is installed.
+Users import it as `hr.planner`. Loading a plan does not need scipy. Planning uses scipy if it is
+installed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from .solver.placement_problem import PlacementTable as PlacementTable
 from .times.calibration import Calibration as Calibration
 from .verify import Observed as Observed
 
-# Last: the function takes the name of the module that holds Plan.
+# Last: this function replaces the submodule `plan` as the attribute of that name.
 from .make_plan import plan as plan  # isort: skip
 
 __all__ = [

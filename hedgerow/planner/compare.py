@@ -16,16 +16,17 @@ from .problem.table_spec import TableSpec
 from .problem.topology import Topology
 
 FIELDS = ("dim", "dtype", "optimizer", "counter_rows", "dist_type", "rows")
-"""What decides a table's bytes and owners; how it is read only changes its time."""
+"""The fields that determine a table's bytes and owners. How it is read only changes its time."""
 
 
 class PlanMismatchError(ConfigError):
-    """Tables, machines or ranks other than a plan was made for. The message lists what differs."""
+    """Tables, machines or ranks differ from those of the plan. The message lists the
+    differences."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanCheck:
-    """What was found, where it was no error: tables whose row counts have changed."""
+    """The result of a successful check: names of tables whose row counts differ from the plan."""
 
     drifted: tuple[str, ...] = ()
 
@@ -33,7 +34,7 @@ class PlanCheck:
 def check_tables(
     plan: Plan, tables: Sequence[TableSpec], *, accept_drift: bool = False
 ) -> PlanCheck:
-    """Raises unless the tables are the plan's; see `Plan.check`."""
+    """Raises `PlanMismatchError` unless the tables match the plan. See `Plan.check`."""
     found = {table.name: table for table in tables}
     wrong = [f"{name}: not in the plan" for name in found if name not in plan.names]
     drifted: dict[str, tuple[int, int]] = {}
@@ -55,13 +56,16 @@ def check_tables(
 
 
 def _differences(plan: Plan, placed: Placed, now: TableSpec) -> list[tuple[str, Any, Any]]:
-    """Field, as planned, as it is. A plan without inputs knows the owner rule alone."""
+    """Returns (field, planned value, present value) of what differs.
+
+    A plan without inputs knows only the routing rule.
+    """
     if plan.inputs is None:
         same = placed.dist_type == now.dist_type
         return [] if same else [("dist_type", placed.dist_type, now.dist_type)]
     planned = plan.inputs.by_name[placed.name]
     found = [(name, getattr(planned, name), getattr(now, name)) for name in FIELDS]
-    if placed.dist_type != planned.dist_type:  # the routing that the plan chose, or an edited line
+    if placed.dist_type != planned.dist_type:  # the planner chose the rule, or the file was edited
         found = [pair for pair in found if pair[0] != "dist_type"]
         found.append(("dist_type", placed.dist_type, now.dist_type))
     return [(name, before, after) for name, before, after in found if before != after]
@@ -85,7 +89,7 @@ def _message(wrong: Sequence[str], *, drift_alone: bool) -> str:
 
 
 def _check_room(plan: Plan, drifted: dict[str, tuple[int, int]]) -> None:
-    """The tables at their new sizes fit the machines with nothing kept free."""
+    """Raises unless the tables fit at their new sizes when the reserve may be used up."""
     if not drifted:
         return
     whole = plan.topology.budget()
@@ -107,7 +111,8 @@ def _check_room(plan: Plan, drifted: dict[str, tuple[int, int]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """One table: what it was, what it becomes, and the bytes of rows that change their place."""
+    """A change of one table between two plans. `moved_bytes` are the bytes of rows that must
+    move."""
 
     name: str
     before: str
@@ -117,7 +122,7 @@ class TableChange:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """Tables in the order of the newer plan, then those that are gone."""
+    """The changes between two plans: tables in the order of the newer plan, then removed tables."""
 
     changes: tuple[TableChange, ...]
     before_ms: float
@@ -125,11 +130,11 @@ class PlanDiff:
 
     @property
     def moved_bytes(self) -> int:
-        """Of all tables, over all ranks."""
+        """Bytes that must move, over all tables and ranks."""
         return sum(change.moved_bytes for change in self.changes)
 
     def text(self) -> str:
-        """A line a table that changes."""
+        """Returns a text with one line per changed table, and a summary."""
         if not self.changes:
             return "no table changes"
         width = max(len(change.name) for change in self.changes)
@@ -144,7 +149,7 @@ class PlanDiff:
 
 
 def diff_plans(old: Plan, new: Plan) -> PlanDiff:
-    """Mode, factor and owner of every table, before and after."""
+    """Returns the tables whose mode, factor or owners differ, with the bytes that must move."""
     before = {table.name: table for table in old.tables}
     changes = []
     for table in new.tables:
@@ -160,7 +165,7 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
 
 
 def _place(plan: Plan, table: Placed) -> str:
-    """Mode, factor and owner, as people read them."""
+    """Returns mode, factor and owners of a table as text."""
     if table.sharding == "table_wise":
         return f"{table.variant.label} on rank {table.rank}"
     if table.sharding == "copy":
@@ -169,21 +174,22 @@ def _place(plan: Plan, table: Placed) -> str:
 
 
 def _moved(old: Plan, before: Placed, new: Plan, after: Placed) -> int:
-    """Rows that get another owner, and rows of the others that enter or leave HBM."""
+    """Returns the bytes of rows that change their owner, and of other rows that enter or leave
+    HBM."""
     total = _rows(old, before) * before.row_bytes
     kept = _kept_by_owner(old, before, new, after)
     return int(total * (1 - kept)) + int(total * kept * _crossing(before, after))
 
 
 def _rows(plan: Plan, table: Placed) -> int:
-    """All rows of a table."""
+    """Returns the number of rows of a table over all ranks."""
     if plan.inputs is not None:
         return plan.inputs.by_name[table.name].rows
     return table.rows_per_rank * (plan.topology.world if table.sharding == "row_wise" else 1)
 
 
 def _kept_by_owner(old: Plan, before: Placed, new: Plan, after: Placed) -> Fraction:
-    """The share of rows whose owner stays."""
+    """Returns the share of rows that keep their owner."""
     here, there = old.topology.world, new.topology.world
     kinds = (before.sharding, after.sharding)
     if kinds == ("row_wise", "row_wise"):
@@ -191,16 +197,16 @@ def _kept_by_owner(old: Plan, before: Placed, new: Plan, after: Placed) -> Fract
             return Fraction(1, max(here, there))
         if before.dist_type == "continuous":
             return _kept_ranges(_rows(old, before), here, there)
-        return Fraction(min(here, there), lcm(here, there))  # the same remainder of both
+        return Fraction(min(here, there), lcm(here, there))  # same owner in both
     if kinds == ("table_wise", "table_wise"):
         return Fraction(before.rank == after.rank)
-    if before.sharding == "copy":  # whoever owns rows now had them
+    if before.sharding == "copy":  # every rank already had every row
         return Fraction(1)
     return Fraction(1, here if before.sharding == "row_wise" else there)
 
 
 def _kept_ranges(rows: int, here: int, there: int) -> Fraction:
-    """Ranges that a rank has in both worlds."""
+    """Returns the share of rows whose rank is the same under both numbers of ranks."""
     mine, theirs = -(-rows // here), -(-rows // there)
     kept = 0
     for rank in range(min(here, there)):
@@ -211,17 +217,17 @@ def _kept_ranges(rows: int, here: int, there: int) -> Fraction:
 
 
 def _crossing(before: Placed, after: Placed) -> Fraction:
-    """The share of rows that must be written into another memory of the same rank.
+    """Returns the share of rows that must be copied to another memory of the same rank.
 
-    A cache is refilled from the host, where all rows are; leaving one writes nothing but what it
-    holds that is newer. Otherwise rows enter or leave HBM by the difference of the shares.
+    A cache is refilled from the host, which has all rows. Leaving a cache writes back at most what
+    it holds. Otherwise rows enter or leave HBM by the difference of the shares.
     """
     shares = [table.variant.share for table in (before, after)]
     if after.mode is Mode.CACHING and before.mode in (Mode.HOST_ONLY, Mode.CACHING):
         return max(Fraction(0), shares[1] - shares[0])
-    if after.mode is Mode.CACHING:  # the whole table goes to the host, less what was there
+    if after.mode is Mode.CACHING:  # rows in HBM are copied to the host
         return shares[0]
-    if before.mode is Mode.CACHING:  # at most what the cache holds goes back; HBM rows come in
+    if before.mode is Mode.CACHING:  # at most the cached rows are written back; HBM rows are loaded
         return shares[1] if after.mode is not Mode.HOST_ONLY else shares[0]
     return abs(shares[1] - shares[0])
 
@@ -231,7 +237,7 @@ THRESHOLD = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The plan to take, and why. `gain` is the share of a step that the newer plan would save."""
+    """The plan to use, and the reason. `gain` is the share of a step that the newer plan saves."""
 
     plan: Plan
     is_old: bool
@@ -240,10 +246,10 @@ class Kept:
 
 
 def keep_plan(old: Plan, new: Plan, *, threshold: float = THRESHOLD) -> Kept:
-    """The old choices, at what they cost now, unless the new plan is faster by the threshold.
+    """Returns the old choices at their present cost, unless `new` is faster by `threshold`.
 
-    `new` is a plan of the same tables as they are today. The old choices are priced with its
-    options; if they are not possible any more, the new plan is taken.
+    `new` must be a plan of the same tables as they are now. Its options give the present cost of
+    the old choices. If those are not possible any more, `new` is returned.
 
     >>> from hedgerow.planner import TableSpec, Topology, plan
     >>> machine = Topology(world=2, ddr_per_machine=2**33, device="cpu")
@@ -264,7 +270,8 @@ def keep_plan(old: Plan, new: Plan, *, threshold: float = THRESHOLD) -> Kept:
 
 
 def _repriced(old: Plan, new: Plan) -> Plan | str:
-    """The old choices with today's bytes and times, or why they are not possible."""
+    """Returns the old choices with present bytes and times, or a text that says why they are
+    impossible."""
     if set(old.names) != set(new.names):
         return "the tables are others"
     if old.topology.world != new.topology.world:
@@ -297,7 +304,8 @@ def _choice(plan: Plan, name: str, label: str) -> WeighedOption | None:
 
 
 def shortages(plan: Plan, topology: Topology) -> list[str]:
-    """What these machines lack; nothing if they carry the plan. The reserve may be used up."""
+    """Returns what `topology` lacks for the plan. Empty if it suffices; the reserve may be used
+    up."""
     wrong = []
     if topology.world != plan.topology.world:
         wrong.append(f"the plan is for {plan.topology.world} ranks, not {topology.world}")

@@ -1,4 +1,4 @@
-"""Why a table lives where it does, and what other conditions would change."""
+"""Explains why each table is placed as it is, and plans for other conditions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .problem.topology import GIB, Topology
 
 @dataclass(frozen=True, slots=True)
 class NextBest:
-    """The option that costs least beside the chosen one at today's prices, and what it changes."""
+    """The cheapest option besides the chosen one at present prices, as differences from the chosen
+    one."""
 
     label: str
     ms: float
@@ -24,17 +25,17 @@ class NextBest:
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One table of a report. Rows and dim are None where the plan's file has decisions alone."""
+    """One table of a report. `rows` and `dim` are None if the plan has no inputs."""
 
     table: Placed
     rows: int | None
     dim: int | None
-    share: float  # of the step
+    share: float  # of the step time
     next_best: NextBest | None
 
 
 def report_rows(plan: Plan) -> list[ReportRow]:
-    """All tables, the slowest first."""
+    """Returns the report rows of all tables, slowest first."""
     ordered = sorted(plan.tables, key=lambda table: (-table.forecast.ms, table.name))
     whole = sum(table.forecast.ms for table in plan.tables)
     return [_row(plan, table, whole) for table in ordered]
@@ -48,7 +49,7 @@ def _row(plan: Plan, table: Placed, whole: float) -> ReportRow:
 
 
 def price_of(plan: Plan, hbm: int, ddr: int) -> float:
-    """What bytes of a rank are worth at today's prices, in milliseconds."""
+    """Returns the worth of bytes per rank at present memory prices, in milliseconds."""
     per_machine = min(plan.topology.world, plan.topology.ranks_per_machine)
     solver = plan.solver
     worth = hbm * solver.hbm_ms_per_gib + ddr * per_machine * solver.ddr_ms_per_gib_machine
@@ -56,17 +57,17 @@ def price_of(plan: Plan, hbm: int, ddr: int) -> float:
 
 
 def cost_of(plan: Plan, choice: WeighedOption) -> float:
-    """Time of an option, and the price of the memory it takes."""
+    """Returns the time of an option plus the price of its memory, in milliseconds."""
     return choice.ms + price_of(plan, choice.hbm, choice.ddr)
 
 
 def choices_of(plan: Plan, name: str) -> tuple[WeighedOption, ...]:
-    """All options of a table; none where the file has decisions alone."""
+    """Returns all options of a table. Empty if the plan has no inputs."""
     return plan.inputs.choices[name] if plan.inputs else ()
 
 
 def next_best(plan: Plan, table: Placed) -> NextBest | None:
-    """Of the options that were not taken."""
+    """Returns the cheapest option that was not chosen, or None."""
     others = [
         choice
         for choice in choices_of(plan, table.name)
@@ -74,8 +75,8 @@ def next_best(plan: Plan, table: Placed) -> NextBest | None:
     ]
     if not others:
         return None
-    # The prices make some options cost the same but for the rounding of their sums, which must not
-    # choose: below a picosecond it is a tie, and the one with less memory on the device is named.
+    # Rounding must not decide between options of equal cost, which the prices cause often. Costs
+    # closer than a picosecond count as equal; then the option with less HBM comes first.
     best = min(others, key=lambda choice: (round(cost_of(plan, choice), 9), choice.hbm, choice.ddr))
     return NextBest(
         best.label,
@@ -86,7 +87,9 @@ def next_best(plan: Plan, table: Placed) -> NextBest | None:
 
 
 def aligned(lines: Sequence[Sequence[str]], *, left: Collection[str] = ()) -> list[str]:
-    """Cells one under the other; the first line is the head, whose words in `left` stand left.
+    """Returns the cells as aligned columns.
+
+    The first line holds the column names. Columns named in `left` are left-aligned.
 
     >>> aligned([("table", "rows"), ("item", "7")], left=("table",))
     ['table  rows', 'item      7']
@@ -103,7 +106,7 @@ def aligned(lines: Sequence[Sequence[str]], *, left: Collection[str] = ()) -> li
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """An option, what it costs with the price of its memory, and why it was not taken."""
+    """An option, its cost including the price of its memory, and why it was not chosen."""
 
     choice: WeighedOption
     cost_ms: float
@@ -111,7 +114,7 @@ class Reason:
 
 
 def reasons(plan: Plan, name: str) -> list[Reason]:
-    """All options of a table in the order in which they were tried."""
+    """Returns all options of a table with reasons, in the order of evaluation."""
     table = plan.of(name)
     choices = choices_of(plan, name)
     if not choices:
@@ -156,7 +159,7 @@ def _beats(one: WeighedOption, other: WeighedOption) -> bool:
 
 
 def _trade(plan: Plan, choice: WeighedOption, taken: WeighedOption) -> str:
-    """What it wins against what it pays at today's prices."""
+    """Returns a text that compares what an option gains with what it costs at present prices."""
     slower = choice.ms - taken.ms
     more = cost_of(plan, choice) - cost_of(plan, taken)
     worth = price_of(plan, choice.hbm - taken.hbm, choice.ddr - taken.ddr)
@@ -174,7 +177,8 @@ def _trade(plan: Plan, choice: WeighedOption, taken: WeighedOption) -> str:
 
 
 def _memory(plan: Plan, choice: WeighedOption, taken: WeighedOption) -> tuple[str, str]:
-    """The memory in which two options differ most in worth, and its price."""
+    """Returns the memory whose difference between two options is worth most, and its price, as
+    text."""
     hbm, ddr = choice.hbm - taken.hbm, choice.ddr - taken.ddr
     if abs(price_of(plan, hbm, 0)) >= abs(price_of(plan, 0, ddr)):
         price = plan.solver.hbm_ms_per_gib
@@ -185,7 +189,7 @@ def _memory(plan: Plan, choice: WeighedOption, taken: WeighedOption) -> tuple[st
 
 
 def explain_text(plan: Plan, name: str) -> str:
-    """See `Plan.explain`."""
+    """Returns the text of `Plan.explain`."""
     table, found = plan.of(name), reasons(plan, name)
     taken = next(reason.cost_ms for reason in found if reason.why == "chosen")
     head = ("option", "hit", "ms", "HBM", "host", "cost ms", "why")
@@ -221,7 +225,7 @@ def explain_text(plan: Plan, name: str) -> str:
 
 
 CURVE = (0.5, 0.7, 0.85, 1.0, 1.15, 1.5, 2.0, 3.0)
-"""Sizes of a device beside the present one that a report shows."""
+"""Default sizes of a memory that a report compares, relative to the present size."""
 
 
 def what_if(
@@ -233,7 +237,7 @@ def what_if(
     batch: int | None = None,
     pin: Mapping[str, str] | None = None,
 ) -> Plan:
-    """See `Plan.what_if`. Memory and pins need the stored options alone."""
+    """Implements `Plan.what_if`. Changes of memory and pins reuse the options that are stored."""
     from .json_values import calibration_of
     from .make_plan import finish, plan_from
 
@@ -254,17 +258,17 @@ def what_if(
 
 
 Curve = list[tuple[int, Plan | None]]
-"""Sizes of a memory, smallest first, each with its plan; None where nothing fits."""
+"""Pairs of a memory size and its plan, smallest size first. None where nothing fits."""
 
 
 def hbm_curve(plan: Plan, sizes: Sequence[int] = ()) -> Curve:
-    """Plans for other cards."""
+    """Returns plans for other sizes of device memory."""
     card = min(plan.topology.hbm_by_device)
     return _curve(plan, "hbm", card, sizes or [int(card * share) for share in CURVE])
 
 
 def host_curve(plan: Plan, sizes: Sequence[int] = ()) -> Curve:
-    """Plans for other machines."""
+    """Returns plans for other sizes of host memory."""
     pool = min(machine.ddr for machine in plan.topology.machines)
     return _curve(plan, "ddr", pool, sizes or [int(pool * share) for share in CURVE])
 
@@ -277,7 +281,7 @@ def _curve(plan: Plan, name: str, present: int, sizes: Sequence[int]) -> Curve:
             if size != present:
                 other = what_if(plan, hbm=size) if name == "hbm" else what_if(plan, ddr=size)
             found.append((size, other))
-        except (PlanError, ConfigError):  # too small for the tables, or for the reserve
+        except (PlanError, ConfigError):  # too small for the tables or the reserve
             found.append((size, None))
     return found
 
@@ -285,8 +289,8 @@ def _curve(plan: Plan, name: str, present: int, sizes: Sequence[int]) -> Curve:
 def _inputs(plan: Plan) -> PlanInputs:
     if plan.inputs is None:
         raise StateError(
-            "this plan's file holds decisions alone, without the options that were weighed; plan "
-            "again to ask what if."
+            "this plan's file holds only decisions, not the options that were evaluated; plan "
+            "again to use what_if."
         )
     return plan.inputs
 
@@ -297,7 +301,7 @@ def _changed(topology: Topology, hbm: int | None, ddr: int | None, world: int | 
         sizes["hbm_per_device"] = hbm
     if ddr is not None:
         sizes["ddr_per_machine"] = ddr
-    if world is not None:  # lists are of the old ranks
+    if world is not None:  # per-rank lists belong to the old ranks
         sizes = {n: s if isinstance(s, int) else min(s) for n, s in sizes.items()}
     local = topology.ranks_per_machine
     return replace(

@@ -1,4 +1,5 @@
-"""The planner's values as JSON, with fields of newer versions kept."""
+"""Conversion of the planner's values to JSON and back. Unknown fields of newer versions are
+kept."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _WIDTH = 160
 
 
 def canonical(value: Any) -> str:
-    """One text for one value: sorted keys, no spaces; numbers that JSON has not are refused.
+    """Returns canonical JSON: sorted keys and no spaces. Raises for NaN and infinity.
 
     >>> canonical({"b": 1, "a": [1.5, None]})
     '{"a":[1.5,null],"b":1}'
@@ -29,7 +30,7 @@ def canonical(value: Any) -> str:
 
 
 def sha256(value: Any) -> str:
-    """Of the canonical text.
+    """Returns the SHA-256 of the canonical JSON.
 
     >>> sha256({})[:8]
     '44136fa3'
@@ -38,7 +39,7 @@ def sha256(value: Any) -> str:
 
 
 def readable(value: Any, indent: int = 0) -> str:
-    """Indented, with what fits a line on one line.
+    """Returns indented JSON. Short flat values stay on one line.
 
     >>> print(readable({"sizes": [1, 2], "tables": [{"name": "a"}, {"name": "b"}]}))
     {
@@ -62,16 +63,13 @@ def readable(value: Any, indent: int = 0) -> str:
 
 
 def _fits(value: Any, flat: str, indent: int) -> bool:
-    """Short, and nothing inside that has an inside."""
+    """Returns whether the value fits on one line and contains no lists or dicts."""
     inner = value.values() if isinstance(value, dict) else value
     return len(flat) + indent <= _WIDTH and not any(isinstance(v, dict | list) for v in inner)
 
 
-"""Of a plan that is read: what comes from a file must not fill our memory."""
-
-
 def topology_dict(topology: Topology) -> dict[str, Any]:
-    """Every field of the machines."""
+    """Returns the topology as a dict."""
     sizes = {
         name: value if isinstance(value, int) else list(value)
         for name, value in (
@@ -89,7 +87,7 @@ def topology_dict(topology: Topology) -> dict[str, Any]:
 
 
 def topology_of(values: Mapping[str, Any]) -> Topology:
-    """Back; what is not there is as by default."""
+    """Returns the topology from its dict form. Missing fields take their defaults."""
     world = values.get("world")
     if isinstance(world, int) and world > MOST_RANKS:
         raise FileDamagedError(f"topology: world is {world}; at most {MOST_RANKS:,} ranks.")
@@ -101,12 +99,12 @@ def topology_of(values: Mapping[str, Any]) -> Topology:
 
 
 def reserve_of(values: Mapping[str, Any]) -> Reserve:
-    """Back from `asdict`."""
+    """Returns the reserve from its dict form."""
     return _made(Reserve, _known(Reserve, values, "reserve"), "reserve")
 
 
 def _made(kind: Any, given: Mapping[str, Any], what: str) -> Any:
-    """What lacks a field, or has something else than a number, is damage and no slip of ours."""
+    """Builds an object. Missing fields and wrong types raise `FileDamagedError`."""
     try:
         return kind(**given)
     except TypeError as error:
@@ -120,7 +118,7 @@ def _known(kind: Any, values: Any, what: str) -> dict[str, Any]:
 
 
 def spec_dict(spec: TableSpec) -> dict[str, Any]:
-    """Every field of a table but its samples, of which the digest stands."""
+    """Returns the fields of a table as a dict, with a hash instead of the key samples."""
     values: dict[str, Any] = {
         "name": spec.name,
         "rows": spec.rows,
@@ -140,12 +138,12 @@ def spec_dict(spec: TableSpec) -> dict[str, Any]:
 
 
 def stats_digest(stats: KeyStats) -> str:
-    """Of everything that was counted."""
+    """Returns the SHA-256 of key statistics."""
     return sha256(asdict(stats))
 
 
 def spec_of(values: Mapping[str, Any]) -> TableSpec:
-    """Back, without samples."""
+    """Returns a table from its dict form, without key samples."""
     given = _known(TableSpec, values, "a table")
     given.pop("stats", None)
     for name in ("name", "optimizer"):
@@ -163,13 +161,13 @@ def spec_of(values: Mapping[str, Any]) -> TableSpec:
 
 
 def choice_list(choice: WeighedOption) -> list[Any]:
-    """An option as a short line; what was refused says why at its end."""
+    """Returns an option as a short list. The reason of a refused option comes last."""
     line = [choice.label, choice.hbm, choice.ddr, choice.ms, choice.hit_rate]
     return [*line, choice.refused] if choice.refused else line
 
 
 def choice_of(line: Any) -> WeighedOption:
-    """Back."""
+    """Returns an option from its list form."""
     kinds: tuple[Any, ...] = (str, int, int, int | float, int | float, str)
     if (
         not isinstance(line, list)
@@ -183,7 +181,7 @@ def choice_of(line: Any) -> WeighedOption:
 
 
 def calibration_dict(calibration: Calibration) -> dict[str, Any]:
-    """What times rest on, without the measured points."""
+    """Returns the parameters of a calibration as a dict, without the measured points."""
     found: dict[str, Any] = {
         "device": calibration.device,
         "parameters": calibration.parameters.to_dict(),
@@ -195,7 +193,7 @@ def calibration_dict(calibration: Calibration) -> dict[str, Any]:
 
 
 def calibration_of(values: Mapping[str, Any]) -> Calibration:
-    """Back, without the measured points."""
+    """Returns a calibration from its dict form, without the measured points."""
     kept = values.get("residuals")
     return Calibration(
         device=str(values.get("device", "")),
@@ -206,7 +204,8 @@ def calibration_of(values: Mapping[str, Any]) -> Calibration:
 
 
 def unknown_in(values: Any, known: Any) -> Any:
-    """What `values` has beyond `known`, in the same shape; empty if there is nothing.
+    """Returns the parts of `values` that `known` lacks, with the same nesting. Empty if there are
+    none.
 
     >>> unknown_in({"a": {"b": 1, "new": 2}, "c": [{"x": 1}]}, {"a": {"b": 1}, "c": [{"x": 1}]})
     {'a': {'new': 2}}
@@ -222,7 +221,7 @@ def unknown_in(values: Any, known: Any) -> Any:
 
 
 def with_unknown(known: Any, unknown: Any) -> Any:
-    """Both together again.
+    """Merges the result of `unknown_in` back into `known`.
 
     >>> with_unknown({"a": {"b": 1}}, {"a": {"new": 2}})
     {'a': {'b': 1, 'new': 2}}

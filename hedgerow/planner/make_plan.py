@@ -1,4 +1,5 @@
-"""Makes a plan: weighs every option of every table, and chooses exactly or says what is missing."""
+"""Makes a plan: evaluates every option of every table, then chooses exactly or reports what is
+missing."""
 
 from __future__ import annotations
 
@@ -52,8 +53,11 @@ def weigh(
     settings: PlanSettings,
     alike: int = 1,
 ) -> tuple[WeighedOption, ...]:
-    """The options of one of so many alike tables; a cache that would thrash is refused, with the
-    reason."""
+    """Returns the options of a table with their bytes and times.
+
+    `alike` is the number of tables of the same kind, this one included, that share a step. A cache
+    that would thrash is marked as refused, with the reason.
+    """
     ways = variants(
         settings.factors, device=topology.device, fixed=spec.load_factor, modes=spec.modes
     )
@@ -70,7 +74,9 @@ def weigh(
 
 
 def alike_tables(specs: Sequence[TableSpec]) -> dict[str, int]:
-    """By name: how many tables step together with it, itself among them, if kept in one mode.
+    """Returns, for each table name, how many tables of its kind there are, itself included.
+
+    Tables of one kind share a step if they are kept in the same mode.
 
     >>> pair = [TableSpec(name=name, rows=9, dim=8) for name in "ab"]
     >>> alike_tables([*pair, TableSpec(name="c", rows=9, dim=16)])
@@ -81,13 +87,14 @@ def alike_tables(specs: Sequence[TableSpec]) -> dict[str, int]:
 
 
 def _kind(spec: TableSpec) -> tuple[object, ...]:
-    """Rows that one launch can serve are alike; a table that admits ids is asked for itself."""
+    """Returns what tables must have in common to share a launch. A table with admission has its
+    own."""
     alone = spec.name if spec.counter_rows else None
     return spec.group, spec.dim, spec.dtype, spec.optimizer, alone
 
 
 def _choice(variant: Variant, storage: Storage, cost: Expected, refused: str) -> WeighedOption:
-    """Times to the nanosecond: what the solver counts in."""
+    """Returns the option with its time rounded to a nanosecond, the unit of the solver."""
     numbers = (storage.hbm, storage.ddr, round(cost.ms, 6), round(cost.hit_rate, 6))
     return WeighedOption(variant.label, *numbers, refused)
 
@@ -95,7 +102,8 @@ def _choice(variant: Variant, storage: Storage, cost: Expected, refused: str) ->
 def _refusal(
     spec: TableSpec, variant: Variant, topology: Topology, batch: int, cost: Expected
 ) -> str:
-    """Why a cache is no use: one step touches more keys than it holds."""
+    """Returns why a cache is unusable: one step needs more keys than it holds. Empty if it is
+    usable."""
     if not thrashes(spec, variant, topology, batch):
         return ""
     room = format_count(int(spec.rows * variant.share) // topology.world)
@@ -104,12 +112,16 @@ def _refusal(
 
 
 EXPONENTS = (0.8, 1.3)
-"""Power laws beside the assumed one at which a plan's time is told."""
+"""Zipf exponents, besides the assumed one, for which a plan reports its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
-    """Time of the plan by exponent, where a table has no samples; warnings and advice."""
+    """What is uncertain about a plan.
+
+    `zipf_ms` is the plan's time by Zipf exponent if some table has no key samples. `notes` are
+    warnings and advice.
+    """
 
     zipf_ms: dict[str, float]
     notes: tuple[str, ...]
@@ -122,7 +134,7 @@ def doubts_of(
     calibration: Calibration,
     batch: int,
 ) -> Doubts:
-    """Of the plan as it is: the choices stay, the keys change."""
+    """Evaluates the same placement for other key distributions."""
     pairs, alike = list(zip(specs, tables, strict=True)), alike_tables(specs)
     uses = [
         (spec.dim, expected(spec, table.variant, topology, calibration, batch).distinct)
@@ -146,7 +158,8 @@ def doubts_of(
 
 
 def _advice(specs: Sequence[TableSpec], topology: Topology) -> list[str]:
-    """Of tables whose sampled keys speak for another rule; it is told, never applied."""
+    """Returns advice for tables whose sampled keys favor another routing rule. It is never
+    applied."""
     if topology.world == 1:
         return []
     found = [routing_advice(spec, topology.world) for spec in specs]
@@ -161,7 +174,7 @@ def told(
     settings: PlanSettings,
     pin: Mapping[str, str],
 ) -> PlanError:
-    """The error in words."""
+    """Returns the error with a text that explains what does not fit."""
 
     def sizes(tables: Sequence[TableSpec], usable: Topology) -> list[TableOptions]:
         return [_sizes(spec, usable, settings, pin.get(spec.name)) for spec in tables]
@@ -172,7 +185,8 @@ def told(
 def _sizes(
     spec: TableSpec, topology: Topology, settings: PlanSettings, pin: str | None
 ) -> TableOptions:
-    """Bytes of every way to keep a table; whether it fits is no question of time."""
+    """Returns the bytes of every option of a table. Times are 0: fitting does not depend on
+    them."""
     load, layout = StepLoad(batch=settings.batch), LAYOUTS[settings.layout]
     ways = variants(
         settings.factors, device=topology.device, fixed=spec.load_factor, modes=spec.modes
@@ -186,7 +200,7 @@ def _sizes(
 
 
 Progress = Callable[[str, int, int], None]
-"""Told what is done, how many of it, and of how many."""
+"""Called with what was done, how many are done, and how many there are."""
 
 
 def plan(
@@ -203,13 +217,12 @@ def plan(
     pin: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Where every table should live, so that a step takes the least time the memory allows.
+    """Returns the placement of every table with the shortest step time that fits into memory.
 
-    HBM is of a device, host memory of a machine; the reserve (15 % and 10 %) comes off first.
-    `batch` is samples of a rank and step. Without a calibration, times rest on the one shipped for
-    such a device. `thrashing` allows caches smaller than what one step touches; `pin` are tables
-    with the mode that they must take. What does not fit raises a PlanError that says what is
-    missing.
+    HBM belongs to a device, host memory to a machine. The reserve (by default 15 % and 10 %) is
+    subtracted first. `batch` is the number of samples per rank and step. Without a calibration the
+    default of the device is used. `thrashing` allows caches smaller than what one step needs. `pin`
+    maps a table to the mode it must take. If nothing fits, PlanError says what is missing.
 
     >>> tables = [TableSpec(name="item", rows=1_000_000, dim=16)]
     >>> found = plan(tables, Topology(world=2, ddr_per_machine=2**33, device="cpu"))
@@ -243,7 +256,7 @@ def plan_from(
     pin: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """As `plan`, with everything said."""
+    """Returns the plan, like `plan`, with every argument explicit."""
     names = [spec.name for spec in tables]
     if len(set(names)) != len(names):
         raise ConfigError(f"tables {', '.join(names)}: names must differ in a plan.")
@@ -273,7 +286,7 @@ def finish(
     *,
     pin: Mapping[str, str] | None = None,
 ) -> Plan:
-    """The plan of options that are weighed already."""
+    """Solves a plan whose options are already evaluated."""
     check_pins(inputs, pin or {})
     usable = reserve.of(topology)
     limit = inputs.settings.time_limit
@@ -310,7 +323,8 @@ def _solved(found: Solution, topology: Topology) -> Solved:
 
 
 def _price(exact: float) -> float:
-    """To nine digits: the last bits depend on the processor, for which libraries choose code."""
+    """Returns a price with nine digits. The last bits depend on the processor's numerical
+    libraries."""
     return float(f"{max(0.0, exact):.9g}")
 
 

@@ -1,4 +1,4 @@
-"""A plan: where each table lives on which machines, its proof, and what it was made from."""
+"""A plan: the placement of each table, the proof of optimality, and the inputs it was made from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARDINGS = ("row_wise", "table_wise", "copy")
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a table should cost a step, and the share of distinct keys found in HBM."""
+    """Predicted time of a table per step, and the share of its distinct keys found in HBM."""
 
     ms: float
     hit_rate: float
@@ -32,12 +32,13 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A line of a plan. `hbm_bytes` are of a device, `ddr_bytes` of a rank, for its shard.
+    """The placement of one table. `hbm_bytes` are per device, `ddr_bytes` per rank.
 
-    `sharding` is "row_wise" (every rank has rows), "table_wise" (all on `rank`) or "copy" (every
-    rank has all). `extra` are fields of the file that this version does not know.
+    `sharding` is "row_wise" (every rank has a part of the rows), "table_wise" (all rows are on
+    `rank`) or "copy" (every rank has all rows). `extra` holds fields of the file that this version
+    does not know.
 
-    >>> from .problem.variant import HOST_ONLY
+    >>> from .problem.options import HOST_ONLY
     >>> placed = Placed(name="item", variant=HOST_ONLY, dist_type="roundrobin", rows_per_rank=10,
     ...     row_bytes=64, hbm_bytes=0, ddr_bytes=640, forecast=Forecast(0.5, 0.0))
     >>> placed.mode, placed.load_factor, placed.sharding
@@ -59,18 +60,21 @@ class Placed:
 
     @property
     def mode(self) -> Mode:
-        """Of its variant."""
+        """The mode of the variant."""
         return self.variant.mode
 
     @property
     def load_factor(self) -> str:
-        """Of its variant: the share of rows in HBM."""
+        """The load factor of the variant: the share of rows in HBM."""
         return self.variant.load_factor
 
 
 @dataclass(frozen=True, slots=True)
 class WeighedOption:
-    """One option with the hit rate that its time rests on; `refused` says why it is none."""
+    """One option of a table with its predicted time and hit rate.
+
+    `refused` is empty, or the reason why the option cannot be chosen.
+    """
 
     label: str
     hbm: int
@@ -81,16 +85,16 @@ class WeighedOption:
 
     @property
     def option(self) -> Option:
-        """As the solver takes it."""
+        """Returns the option as the solver takes it."""
         return Option(self.label, self.hbm, self.ddr, self.ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """What the caller of `plan` said beside tables and machines.
+    """Settings of `plan` besides tables and machines.
 
-    `batch` is samples of a rank and step. `thrashing` allows caches that are smaller than what one
-    step touches.
+    `batch` is the number of samples per rank and step. `thrashing` allows caches that are smaller
+    than what one step needs.
     """
 
     batch: int
@@ -102,11 +106,11 @@ class PlanSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """Tables in the order of the plan, and the options of each.
+    """The tables of a plan in order, and the options of each.
 
-    `stats_digests` are of the samples of tables that have some: a file keeps no samples, so a plan
-    that was read has digests where one that was made has the samples, too. `zipf_ms` is the time
-    of the plan if keys of tables without samples follow another power law.
+    `stats_digests` are hashes of the key samples of tables that have them. A file stores only the
+    hashes, so a loaded plan has no samples. `zipf_ms` is the plan's time by Zipf exponent of the
+    tables without samples.
     """
 
     specs: tuple[TableSpec, ...]
@@ -118,17 +122,17 @@ class PlanInputs:
 
     @property
     def by_name(self) -> dict[str, TableSpec]:
-        """Every table under its name."""
+        """The tables by name."""
         return {spec.name: spec for spec in self.specs}
 
     @property
     def lacks_samples(self) -> tuple[str, ...]:
-        """Tables whose samples are not here any more."""
+        """Names of the tables whose samples were not stored in the file."""
         specs = self.by_name
         return tuple(name for name in self.stats_digests if specs[name].stats is None)
 
     def options(self, pin: Mapping[str, str] | None = None) -> list[TableOptions]:
-        """What the solver chooses from; `pin` leaves a table the options of one mode or label."""
+        """Returns the options for the solver. `pin` restricts a table to one mode or one label."""
         pinned = dict(pin or {})
         found = []
         for spec in self.specs:
@@ -138,14 +142,14 @@ class PlanInputs:
 
 
 def fits_pin(choice: WeighedOption, pin: str | None) -> bool:
-    """Whether an option is of the mode that a table is pinned to, or the very one: CACHING@0.1."""
+    """Returns whether an option is usable and has the pinned mode or label, such as CACHING@0.1."""
     if choice.refused:
         return False
     return pin is None or pin in (choice.label, choice.label.partition("@")[0])
 
 
 def check_pins(inputs: PlanInputs, pin: Mapping[str, str]) -> None:
-    """Every pinned table is there, and has an option of that mode."""
+    """Raises unless every pinned table exists and has an option that matches the pin."""
     for name, mode in pin.items():
         choices = inputs.choices.get(name)
         if choices is None:
@@ -170,9 +174,10 @@ def _refuse_pin(inputs: PlanInputs, name: str, mode: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """How a plan was found. Prices are milliseconds a step that one more GiB saves.
+    """How a plan was found. A price is the milliseconds per step that one more GiB would save.
 
-    Plans are compared without `seconds`: the same input gives the same plan, not the same wait.
+    Comparing plans ignores `seconds`, because equal inputs give equal plans but not equal run
+    times.
     """
 
     status: str
@@ -186,7 +191,8 @@ class Solved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usable:
-    """What tables may take of the smallest device and of the machine that binds, and what not."""
+    """Memory available to tables: of the smallest device, and of the machine with least per
+    rank."""
 
     hbm_per_device: int
     ddr_per_machine: int
@@ -195,11 +201,11 @@ class Usable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Where every table lives. Reading one needs no solver; `save` and `load` are of JSON.
+    """The placement of every table. `save` writes it as JSON; `load` reads it and needs no solver.
 
-    `calibration` is {"parameters", "device"} of the one that times rest on. `inputs` is None for a
-    file that holds decisions alone. `extra` are fields of a file that this version does not know,
-    where they stood.
+    `calibration` describes the device and parameters that the times are based on. `inputs` is None
+    if the file stores only decisions. `extra` holds fields of the file that this version does not
+    know.
 
     >>> from hedgerow.planner import TableSpec, plan
     >>> machine = Topology(world=2, ddr_per_machine=2**33, device="cpu")
@@ -219,11 +225,11 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the tables, in the order of the plan."""
+        """Names of the tables, in the order of the plan."""
         return tuple(table.name for table in self.tables)
 
     def of(self, name: str) -> Placed:
-        """The line of one table."""
+        """Returns the placement of the table `name`."""
         for table in self.tables:
             if table.name == name:
                 return table
@@ -231,21 +237,21 @@ class Plan:
 
     @property
     def limits(self) -> Budget:
-        """What the shards of one rank may take, exactly."""
+        """Memory that the shards of one rank may use."""
         return self.budget.reserve.of(self.topology).budget()
 
     @property
     def hbm_bytes(self) -> int:
-        """Of the fullest device."""
+        """HBM bytes of the fullest device."""
         return max(load.hbm for load in self.loads())
 
     @property
     def ddr_bytes(self) -> int:
-        """Of the fullest rank."""
+        """Host bytes of the fullest rank."""
         return max(load.ddr for load in self.loads())
 
     def loads(self) -> tuple[Load, ...]:
-        """What every rank carries, in the order of ranks."""
+        """Returns the load of every rank, in rank order."""
         shared = [t for t in self.tables if t.rank is None]
         base = _load(shared)
         if len(shared) == len(self.tables):
@@ -257,59 +263,62 @@ class Plan:
         return tuple(base + _load(own.get(rank, ())) for rank in range(self.topology.world))
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan as JSON, whole or not at all."""
+        """Writes the plan as a JSON file. The file is replaced atomically."""
         from .plan_file import write_plan
 
         write_plan(self, local_path(path))
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        """The plan of a file; a damaged one, or one of a newer version, is refused."""
+        """Reads a plan. Raises if the file is damaged or written by a newer version."""
         from .plan_file import read_plan
 
         return read_plan(local_path(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """As the file has it."""
+        """Returns the plan as the dict that its file holds."""
         from .plan_file import plan_dict
 
         return plan_dict(self)
 
     def table(self) -> str:
-        """The report as text: one line a table, what memory is worth, what if."""
+        """Returns the report as text: one line per table, memory prices, and plans for other memory
+        sizes."""
         from .report import report_text
 
         return report_text(self)
 
     def explain(self, name: str) -> str:
-        """All options of a table, and why each of the others lost."""
+        """Returns all options of a table and the reason why each one was not chosen."""
         from .explain import explain_text
 
         return explain_text(self, name)
 
     def html(self, path: str | Path) -> None:
-        """Writes the report as one HTML file that needs no network and no scripts."""
+        """Writes the report as one HTML file without scripts or network access."""
         from .report_page import write_html
 
         write_html(self, local_path(path))
 
     def png(self, path: str | Path) -> None:
-        """Draws where tables live, what they cost, and what other memory would change."""
+        """Draws the placement, the times, and the effect of other memory sizes to a PNG file."""
         from .report_page import draw_plan
 
         draw_plan(self, local_path(path))
 
     def check(self, tables: Sequence[TableSpec], *, accept_drift: bool = False) -> PlanCheck:
-        """Refuses tables other than the plan's, and names what differs.
+        """Raises `PlanMismatchError` unless `tables` are those of the plan. The message names
+        differences.
 
-        With `accept_drift`, other row counts are fine as long as they fit into the reserve.
+        With `accept_drift`, row counts may differ as long as the tables fit when the reserve is
+        used up.
         """
         from .compare import check_tables
 
         return check_tables(self, tables, accept_drift=accept_drift)
 
     def diff(self, other: Plan) -> PlanDiff:
-        """What `other` changes, and the bytes that must move for it."""
+        """Returns what `other` changes, and the bytes that must move for it."""
         from .compare import diff_plans
 
         return diff_plans(self, other)
@@ -323,17 +332,17 @@ class Plan:
         batch: int | None = None,
         pin: Mapping[str, str] | None = None,
     ) -> Plan:
-        """The plan for other machines or a smaller choice; the reserve stays as it is.
+        """Returns the plan for other machines or restricted choices. The reserve is unchanged.
 
-        `hbm` are bytes of a device and `ddr` of a machine, as in Topology; `pin` are tables with
-        the mode ("CACHING") or the one option ("CACHING@0.1") that they must take.
+        `hbm` is bytes per device and `ddr` bytes per machine, as in Topology. `pin` maps a table to
+        the mode ("CACHING") or option ("CACHING@0.1") that it must take.
         """
         from .explain import what_if
 
         return what_if(self, hbm=hbm, ddr=ddr, world=world, batch=batch, pin=pin)
 
     def verify(self, observed: Mapping[str, Observed]) -> Verification:
-        """What was measured, beside what the plan had said; and whether to plan again."""
+        """Compares measured times with the predicted ones, and says whether planning again pays."""
         from .verify import verify
 
         return verify(self, observed)
@@ -341,7 +350,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one rank carries of a plan."""
+    """Bytes and time of one rank under a plan."""
 
     hbm: int
     ddr: int

@@ -1,4 +1,4 @@
-"""The file of a plan: JSON that is checked when read, with a fingerprint of its inputs."""
+"""The file format of plans: JSON that is validated when read, with a fingerprint of the inputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .sizes.layout import LAYOUTS
 
 
 def inputs_dict(inputs: PlanInputs) -> dict[str, Any]:
-    """Tables with their options, and all settings."""
+    """Returns the tables with their options, and all settings, as a dict."""
     lines = []
     for spec in inputs.specs:
         line = spec_dict(spec)
@@ -52,7 +52,7 @@ def inputs_dict(inputs: PlanInputs) -> dict[str, Any]:
 
 
 def inputs_of(values: Any) -> PlanInputs:
-    """Back, without samples."""
+    """Returns the inputs from their dict form. Key samples are not stored."""
     if not isinstance(values, dict) or not isinstance(values.get("tables"), list):
         raise FileDamagedError("inputs must be an object with tables, or not there.")
     lines = values["tables"]
@@ -101,7 +101,7 @@ _TABLE_KNOWN = (*_TABLE, "expected_hit_rate", "expected_ms", "group")
 
 
 def plan_dict(plan: Plan) -> dict[str, Any]:
-    """A plan as its file has it."""
+    """Returns the plan as the dict that its file holds."""
     solver = plan.solver
     prices = {name: getattr(solver, name) for name in _PRICES}
     found = {
@@ -145,12 +145,12 @@ def _table_dict(table: Placed) -> dict[str, Any]:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Beside first, then renamed: a reader finds the old file or the new one."""
+    """Writes the plan to a temporary file, then renames it to `path`."""
     write_whole(path, readable(plan_dict(plan)) + "\n")
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan of a file, checked field by field."""
+    """Reads a plan and checks every field."""
     if not path.is_file():
         raise FileMissingError(f"{path} is no file; `hedgerow plan ... --out {path}` writes one.")
     try:
@@ -167,7 +167,7 @@ def _no_number(word: str) -> NoReturn:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Errors name the file."""
+    """Adds the file name to errors raised in the block."""
     try:
         yield
     except InputError as error:
@@ -177,7 +177,7 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def plan_of(values: Any) -> Plan:
-    """A plan from the values of its file."""
+    """Returns a plan from the dict of its file."""
     top = _section(values, "the plan")
     if top.get("format") != FORMAT:
         raise FileDamagedError(f"format is {top.get('format')!r}; a plan has {FORMAT!r}.")
@@ -201,7 +201,7 @@ def plan_of(values: Any) -> Plan:
         inputs=inputs_of(top["inputs"]) if top.get("inputs") is not None else None,
     )
     _check_whole(plan)
-    # Lines of tables keep their own: they may be taken into another plan.
+    # Unknown fields of tables stay with each table, because a table may be copied to another plan.
     others = {name: value for name, value in top.items() if name not in ("tables", "inputs")}
     if plan.inputs is not None:
         others["inputs"] = top["inputs"]
@@ -209,7 +209,7 @@ def plan_of(values: Any) -> Plan:
 
 
 def _check_whole(plan: Plan) -> None:
-    """Names differ, ranks exist, and options are of the tables that are there."""
+    """Raises unless table names are unique, ranks exist, and options and tables match."""
     if len(set(plan.names)) != len(plan.names):
         twice = next(n for n in plan.names if plan.names.count(n) > 1)
         raise FileDamagedError(f"two tables are named {twice!r}.")
@@ -310,9 +310,9 @@ def fingerprint(
     calibration: Mapping[str, Any],
     stats_digests: Mapping[str, str] | None = None,
 ) -> str:
-    """SHA-256 of the three as canonical JSON; the order of tables does not count.
+    """Returns the SHA-256 of the arguments as canonical JSON. The order of tables does not matter.
 
-    `stats_digests` stand in for samples that a file did not keep.
+    `stats_digests` replaces samples that a file did not store.
 
     >>> tables = [TableSpec(name=name, rows=9, dim=2) for name in "ab"]
     >>> world = Topology(world=1, hbm_per_device=1)

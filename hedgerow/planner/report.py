@@ -1,4 +1,4 @@
-"""A plan as text: the header, a line a table, what if; ranks where they differ."""
+"""The text report of a plan: a header, one line per table, other memory sizes, and uneven ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _BAR = 20
 
 
 def report_text(plan: Plan, *, curve: Curve | None = None) -> str:
-    """The whole report; `curve` are plans for other cards, made here if not given."""
+    """Returns the report. `curve` are plans for other sizes of device memory, computed if not
+    given."""
     if curve is None:
         curve = default_curve(plan)
     blocks = [head_lines(plan), _table_lines(plan), curve_lines(plan, curve), _rank_lines(plan)]
@@ -23,14 +24,14 @@ def report_text(plan: Plan, *, curve: Curve | None = None) -> str:
 
 
 def default_curve(plan: Plan) -> Curve:
-    """Other cards, where there are cards, tables, and options to choose from."""
+    """Returns plans for other sizes of device memory, or nothing if they cannot be computed."""
     asked = plan.topology.device != "cpu" and plan.tables and plan.inputs is not None
     whole = all(table.sharding == "row_wise" for table in plan.tables)
     return hbm_curve(plan) if asked and whole and min(plan.topology.hbm_by_device) else []
 
 
 def head_lines(plan: Plan) -> list[str]:
-    """Size, proof, time, and what each memory is worth."""
+    """Returns the size, proof and time of the plan, and what each memory is worth."""
     solver, loads = plan.solver, plan.loads()
     lines = [f"Plan for {_count(len(plan.tables), 'table')} on {_machines(plan)}; {_proof(plan)}"]
     free = _without_budgets(plan)
@@ -75,7 +76,7 @@ def _proof(plan: Plan) -> str:
 
 
 def _without_budgets(plan: Plan) -> float | None:
-    """The time if every table had its fastest option."""
+    """Returns the time if every table had its fastest option."""
     if plan.inputs is None or not plan.tables or plan.topology.device == "cpu":
         return None
     return sum(
@@ -85,7 +86,7 @@ def _without_budgets(plan: Plan) -> float | None:
 
 
 def _host_use(plan: Plan, loads: Sequence[Load]) -> tuple[int, int]:
-    """Used and usable bytes of the machine that has the least to spare."""
+    """Returns used and usable bytes of the machine with the largest share in use."""
     usable = plan.budget.reserve.of(plan.topology)
     found, first = [], 0
     for machine in usable.machines:
@@ -104,7 +105,7 @@ def _memory(name: str, used: int, budget: int, price: float) -> str:
 
 
 def unit_for(most: float) -> tuple[str, int]:
-    """GiB, or MiB where all is small."""
+    """Returns GiB and its size, or MiB if all values are small."""
     return ("GiB", GIB) if most >= GIB / 10 else ("MiB", _MIB)
 
 
@@ -122,7 +123,7 @@ def _reserve(plan: Plan) -> str:
 
 
 def _doubts(plan: Plan) -> list[str]:
-    """What the times rest on."""
+    """Returns lines on the assumptions behind the times."""
     if plan.inputs is None:
         return []
     lines = []
@@ -165,18 +166,18 @@ def _cells(row: ReportRow, unit: str, scale: int, mixed: bool) -> list[str]:
 
 
 def hit_text(table: Placed) -> str:
-    """Of distinct keys; what has no HBM has no hits to miss."""
+    """Returns the hit rate of distinct keys as text, "-" for a table without HBM."""
     return "-" if table.mode is Mode.HOST_ONLY else f"{table.forecast.hit_rate:.1%}"
 
 
 def place_word(row: ReportRow) -> str:
-    """Which ranks have rows."""
+    """Returns which ranks hold rows, as text."""
     kinds = {"row_wise": "all ranks", "copy": "a copy each"}
     return kinds.get(row.table.sharding, f"rank {row.table.rank}")
 
 
 def next_text(best: NextBest | None, unit: str, scale: int) -> str:
-    """An option and what it changes; "-" where there is no other."""
+    """Returns the next best option and its differences as text, "-" if there is none."""
     if best is None:
         return "-"
     hbm, ddr = _signed(best.hbm / scale), _signed(best.ddr / scale)
@@ -184,12 +185,12 @@ def next_text(best: NextBest | None, unit: str, scale: int) -> str:
 
 
 def _signed(size: float) -> str:
-    """Two digits; what rounds to nothing has no sign."""
+    """Returns a size with sign and two digits. A size that rounds to zero has no sign."""
     return f"{size:+.2f}" if abs(size) >= 0.005 else "0.00"
 
 
 def curve_lines(plan: Plan, curve: Curve) -> list[str]:
-    """What other cards would do, each beside the present plan."""
+    """Returns one line per size of device memory, compared with the present plan."""
     if not curve:
         return []
     lines = ["What if (HBM of a device, usable part -> step time, plan changes)"]
@@ -200,7 +201,7 @@ def curve_lines(plan: Plan, curve: Curve) -> list[str]:
 
 
 def host_lines(plan: Plan, curve: Curve) -> list[str]:
-    """What other host memory would do."""
+    """Returns one line per size of host memory, compared with the present plan."""
     lines = ["What if (host memory of a machine, usable part -> step time, plan changes)"]
     return lines + [
         _curve_line(plan, size, other, other.budget.ddr_per_machine if other else 0)
@@ -223,7 +224,7 @@ def _curve_line(plan: Plan, size: int, other: Plan | None, usable: int) -> str:
 
 
 def _rank_lines(plan: Plan) -> list[str]:
-    """Ranks with bars, only if one of them carries more than the others."""
+    """Returns one line per rank with bars. Empty if all ranks carry about the same."""
     loads = plan.loads()
     worst = max(_over_mean([getattr(load, n) for load in loads]) for n in ("hbm", "ddr", "ms"))
     if worst <= _UNBALANCED:

@@ -1,4 +1,4 @@
-"""A plan as one HTML page and as pictures."""
+"""A plan as one HTML page and as a PNG file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ COLOURS = {
     "CACHING": "#38a169",
     "HOST_ONLY": "#a0aec0",
 }
-"""Of each mode, in all pictures."""
+"""Colors of the modes."""
 MOST_BARS = 40
-"""Tables that a picture shows; the others stand in the list."""
+"""The most tables that a chart shows. The list shows all of them."""
 _ROW, _LABEL, _WIDTH = 22, 130, 520
 
 
 def memory_bars(plan: Plan, rows: list[ReportRow]) -> str:
-    """Host memory to the left, HBM to the right, of every table's shard."""
+    """Returns an SVG of each table's bytes: host memory to the left, HBM to the right."""
     rows = rows[:MOST_BARS]
     most = max([max(r.table.hbm_bytes, r.table.ddr_bytes) for r in rows] or [1]) or 1
     host = max([r.table.ddr_bytes for r in rows] or [0])
@@ -58,7 +58,7 @@ def _left_out(plan: Plan) -> str:
 
 
 def cost_bars(rows: list[ReportRow]) -> str:
-    """Milliseconds a step of every table."""
+    """Returns an SVG of the milliseconds per step of each table."""
     rows = rows[:MOST_BARS]
     most = max([row.table.forecast.ms for row in rows] or [0.0]) or 1.0
     scale = (_WIDTH - _LABEL - 70) / most
@@ -72,7 +72,7 @@ def cost_bars(rows: list[ReportRow]) -> str:
 
 
 def curve_picture(plan: Plan, curve: Curve) -> str:
-    """Step time over the size of a card, with the present one marked."""
+    """Returns an SVG of step time over device memory. The present size is marked."""
     points = [(size / GIB, other.solver.total_ms) for size, other in curve if other is not None]
     width, height, left, bottom = _WIDTH, 230, 56, 36
     most_x = max(x for x, _ in points) * 1.05 or 1.0
@@ -112,7 +112,7 @@ def _below(place: tuple[float, float]) -> tuple[float, float]:
 
 
 def _ticks(most: float) -> list[float]:
-    """Four round numbers, and 0."""
+    """Returns about four round numbers, and 0."""
     rough = most / 4
     power = 10.0 ** len(str(int(rough))) / 10 if rough >= 1 else 10.0 ** -_zeros(rough)
     step = max(1, round(rough / power)) * power
@@ -120,7 +120,7 @@ def _ticks(most: float) -> list[float]:
 
 
 def _zeros(value: float) -> int:
-    """How far behind the point the first digit stands."""
+    """Returns the number of decimal places of the first nonzero digit."""
     places = 1
     while value * 10**places < 1 and places < 12:
         places += 1
@@ -155,7 +155,7 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
 
 
 def _short(size: float) -> str:
-    """Three digits."""
+    """Returns a size with about three digits."""
     if size < 0.01:
         return "<0.01"
     return f"{size:.2f}" if size < 10 else f"{size:.1f}" if size < 100 else f"{size:.0f}"
@@ -186,18 +186,18 @@ svg text { font: 12px system-ui, sans-serif; fill: #2d3748; }
 .pictures > div { flex: 1 1 430px; max-width: 660px; }
 @media print { details { display: none; } }
 """
-# Browsers hold the page to it: no scripts, no network, only the style below.
+# Browsers enforce this: no scripts, no network, only the inline style.
 _CLOSED = "default-src 'none'; style-src 'unsafe-inline'"
-_MOST_EXPLAINED = 200  # tables with their options; a page of thousands would not open
+_MOST_EXPLAINED = 200  # tables whose options are listed; a page with thousands would not open
 
 
 def write_html(plan: Plan, path: Path) -> None:
-    """Writes the page, whole or not at all."""
+    """Writes the HTML page. The file is replaced atomically."""
     write_whole(path, page(plan, default_curve(plan)))
 
 
 def page(plan: Plan, curve: Curve) -> str:
-    """The whole page."""
+    """Returns the HTML page."""
     rows = report_rows(plan)
     body = [
         "<h1>Placement plan</h1>",
@@ -279,7 +279,7 @@ def _line(row: ReportRow, unit: str, scale: int, mixed: bool) -> str:
 
 
 def _explained(plan: Plan, rows: list[ReportRow]) -> list[str]:
-    """Every table's options behind a line that opens."""
+    """Returns a collapsible list of options per table."""
     if plan.inputs is None or not rows:
         return []
     shown = ["<h2>Why</h2>"]
@@ -312,7 +312,7 @@ def _options(plan: Plan, name: str, unit: str, scale: int) -> str:
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Two panels, or three where there are cards (extra `plan`)."""
+    """Draws two panels to a PNG file, or three if there are devices. Needs the extra `plan`."""
     curve = default_curve(plan)
     if all(other is None for _, other in curve):
         curve = []

@@ -1,4 +1,4 @@
-"""What a job has measured beside what its plan had said, and whether another plan would pay."""
+"""Compares measured times with a plan's predictions, and estimates whether planning again pays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .problem.options import TableOptions
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Measured of a table, or of a group of tables: milliseconds a step, and hits if counted.
+    """Measurements of a table or group: milliseconds per step, and the hit rate if it was counted.
 
     >>> Observed(0.25, hit_rate=0.9)
     Observed(ms=0.25, hit_rate=0.9)
@@ -32,7 +32,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One table or group: what was said, what was measured."""
+    """Predicted and measured values of one table or group."""
 
     name: str
     said_ms: float
@@ -42,16 +42,16 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """Measured over said; 1 is as planned."""
+        """Measured time divided by predicted time."""
         return self.ms / self.said_ms if self.said_ms > 0 else float("inf" if self.ms else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """All of them, and what planning again would save: None where the plan has no options.
+    """The comparison of all tables, and what planning again would save. `gain` is None if unknown.
 
-    `gain` takes every option of a table as slow or fast as the chosen one turned out to be. That
-    is the most that one measured point a table can tell.
+    `gain` scales the predicted time of every option of a table by the ratio measured for the chosen
+    option. It is an estimate: there is only one measurement per table.
     """
 
     lines: tuple[Compared, ...]
@@ -64,7 +64,7 @@ class Verification:
         return self.gain is not None and self.gain > self.threshold
 
     def text(self) -> str:
-        """A line each, and the verdict."""
+        """Returns a text with one line per table or group, and a recommendation."""
         width = max([len(line.name) for line in self.lines] or [0])
         shown = [_line(line, width) for line in self.lines]
         if self.gain is None:
@@ -82,7 +82,7 @@ def _line(line: Compared, width: int) -> str:
 
 
 def verify(plan: Plan, observed: Mapping[str, Observed]) -> Verification:
-    """See `Plan.verify`; names are of tables or of groups."""
+    """Implements `Plan.verify`. Names are those of tables or groups."""
     members = _members(plan)
     lines, factors = [], dict[str, float]()
     for name, seen in observed.items():
@@ -98,7 +98,7 @@ def verify(plan: Plan, observed: Mapping[str, Observed]) -> Verification:
 
 
 def _members(plan: Plan) -> dict[str, list[str]]:
-    """Tables under their own names and under those of their groups."""
+    """Returns table names by table name and by group name."""
     found: dict[str, list[str]] = {}
     for table in plan.tables:
         if table.group is not None:
@@ -107,7 +107,8 @@ def _members(plan: Plan) -> dict[str, list[str]]:
 
 
 def _gain(plan: Plan, factors: Mapping[str, float]) -> float | None:
-    """What the best plan saves if every option of a table is off by the factor of the chosen."""
+    """Returns what the best plan saves if all options of a table are off by the same measured
+    factor."""
     from .solver.solve import solve
 
     if plan.inputs is None or any(table.sharding != "row_wise" for table in plan.tables):

@@ -57,7 +57,7 @@ def test_a_url_is_refused_and_no_folder_appears(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="is a URL; paths are of this machine's file system"):
+    with pytest.raises(InputError, match="is a URL; only paths of this machine's file system"):
         CALLS[name]()
     assert list(tmp_path.iterdir()) == []
 
@@ -88,7 +88,7 @@ def test_the_command_line_refuses_it_too(
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, list(arguments))
     assert isinstance(result.exception, HedgerowError), result.output
-    assert "is a URL; paths are of this machine's file system" in str(result.exception)
+    assert "is a URL; only paths of this machine's file system" in str(result.exception)
     assert list(tmp_path.iterdir()) == []
 
 

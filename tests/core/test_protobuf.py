@@ -93,7 +93,7 @@ def test_a_tag_written_in_two_bytes_is_one_float() -> None:
         (b"\x80\x80\x80\x80\x10\x00", "field number 536870912"),
         (b"\x09\x01", "8 bytes wanted"),
         (b"\x15\x00\x00", "5 bytes wanted"),
-        (b"\x12\x03abc", "not 4 a value"),
+        (b"\x12\x03abc", "not 4 per value"),
         (b"\x1a" + pb.varint(2**63) + b"x", "9223372036854775808 bytes wanted"),
         (b"\x12" + pb.varint(2**64 - 1), "bytes wanted"),
         (b"\x08\x01", "field 1 before byte 1 has wire type 0"),

@@ -73,7 +73,7 @@ BAD_INDICES = {
     "no offsets": ({"feature_offset": torch.tensor([], dtype=torch.int32)}, "feature_offset is em"),
     "nfl falls": ({"nfl_offset": torch.tensor([3, 1 << 31 | 2, 4])}, r"nfl_offset\[1\] says 2"),
     "nfl beyond": ({"nfl_offset": torch.tensor([0, 1 << 31 | 2, 9])}, r"nfl_offset\[2\] says 9"),
-    "nfl length": ({"nfl_offset": torch.tensor([0, 4])}, "it must have 3 a request"),
+    "nfl length": ({"nfl_offset": torch.tensor([0, 4])}, "it must have 3 per request"),
     "shared entries": ({"nfl_offset": torch.tensor([1 << 31, 1 << 31 | 2, 4])}, "has 2 entries"),
     "dtype of words": (
         {"fid_offset": torch.tensor([0, 2, 1], dtype=torch.int32)},
@@ -158,9 +158,9 @@ SIZES = {"nfl_size": [3], "feature_size": [4], "fid_size": [3], "emb_size": [4, 
         ({"fid_size": [2]}, "fid_size adds up to 2"),
         ({"emb_size": [4, 4]}, "emb_size of list 1 adds up to 4"),
         ({"emb_size": [4]}, "emb_size has shape"),
-        ({"fid_size": [3, 0]}, "one a request"),
+        ({"fid_size": [3, 0]}, "one per request"),
         ({"nfl_size": [1, 2], "feature_size": [2, 2], "fid_size": [3, 0], "emb_size": [0] * 4,
-          "batch_size": [1, 1]}, "it must have 3 a request"),
+          "batch_size": [1, 1]}, "it must have 3 per request"),
     ],
 )  # fmt: skip
 def test_sizes_of_requests_that_do_not_add_up_are_refused(

@@ -150,7 +150,7 @@ def test_bad_arguments_are_named() -> None:
         Evictor([make_table()])
     with pytest.raises(DtypeError, match="tables holds a str; pass HostTables"):
         Evictor(["user"])  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="every is 0; it must be longer than nothing"):
+    with pytest.raises(InputError, match="every is 0; it must be a positive duration"):
         Evictor([_table()], every=0)
     with pytest.raises(InputError, match="every is nan"):
         Evictor([_table()], every=float("nan"))

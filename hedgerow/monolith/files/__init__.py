@@ -1,1 +1,1 @@
-"""Monolith's table files, read and written."""
+"""Reading and writing of Monolith's table files."""

@@ -1,4 +1,5 @@
-"""One saved row of Monolith: its EntryDump message, with the states of each optimizer."""
+"""The saved form of one row in Monolith: its EntryDump message, with the states of each
+optimizer."""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ from ...core.protobuf import (
 )
 from ...tables.optimizers import Optimizer
 
-_DUMP = 1  # OptimizerDump: one SingleOptimizerDump a segment
+_DUMP = 1  # field of OptimizerDump: one SingleOptimizerDump per segment
 WRITES_NONE = "moving_average"
 
 
 @dataclass(frozen=True, slots=True)
 class DumpForm:
-    """One kind of SingleOptimizerDump: its number there, and its fields by name of our state."""
+    """The form of one kind of SingleOptimizerDump: its number, and its field numbers by state
+    name."""
 
     kind: str
     number: int
@@ -39,7 +41,7 @@ _ORIGINAL = (
     DumpForm("adagrad", 1, {"norm": 1}),
     DumpForm("sgd", 2),
     DumpForm("ftrl", 3, {"zero": 1, "norm": 2}),
-    # Field 2, last_update_step, is written by Monolith and read by nobody.
+    # Monolith writes field 2, last_update_step, but never reads it.
     DumpForm("dynamic_wd_adagrad", 4, {"norm": 1}),
     DumpForm("adadelta", 6, {"accum": 1, "accum_update": 2}),
     DumpForm("adam", 7, {"m": 1, "v": 2, "beta1_power": 3, "beta2_power": 4}),
@@ -52,7 +54,7 @@ _ORIGINAL = (
     DumpForm("group_adagrad", 15, {"grad_square_sum": 1}),
 )
 _BY_NUMBER = {form.number: form for form in _ORIGINAL}
-# User-level optimizers whose state is Monolith's, number for number.
+# Optimizers of Hedgerow's API whose state equals Monolith's, number for number.
 _SAME_NUMBERS = (
     DumpForm("Sgd", 2),
     DumpForm("Adagrad", 1, {"sum": 1}),
@@ -63,19 +65,19 @@ _BY_KIND = {form.kind: form for form in (*_ORIGINAL, *_SAME_NUMBERS)}
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """One SingleOptimizerDump, not yet decoded: its number in the oneof, and its bytes."""
+    """One undecoded SingleOptimizerDump: its number in the oneof, and its bytes."""
 
     number: int
     body: bytes
 
     @property
     def kind(self) -> str:
-        """The optimizer's name, or its number if nobody here knows it."""
+        """The optimizer's name, or its number if the optimizer is unknown."""
         return _BY_NUMBER[self.number].kind if self.number in _BY_NUMBER else f"no. {self.number}"
 
 
 def form_of(optimizer: Optimizer | None) -> DumpForm | None:
-    """How the states of `optimizer` are saved; None if Monolith has no form for them.
+    """Returns how the states of `optimizer` are saved, or None if Monolith has no form for them.
 
     >>> from hedgerow.tables.monolith_rules import Ftrl
     >>> form_of(Ftrl()).floats
@@ -85,7 +87,7 @@ def form_of(optimizer: Optimizer | None) -> DumpForm | None:
 
 
 def decode_dumps(data: bytes) -> tuple[Dump, ...]:
-    """The dumps of an OptimizerDump, in the order of their segments."""
+    """Returns the dumps of an OptimizerDump, in the order of their segments."""
     found: list[Dump] = []
     reader = ProtobufReader(data)
     for number, wire_type in reader.fields():
@@ -98,7 +100,8 @@ def decode_dumps(data: bytes) -> tuple[Dump, ...]:
 
 
 def _single(data: bytes) -> Dump:
-    """The last known member of the oneof wins, as protobuf says; number 0 = none was set."""
+    """Returns the dump in a message. The last known member wins, as in protobuf; number 0 if none
+    is set."""
     dump = Dump(0, b"")
     reader = ProtobufReader(data)
     for number, wire_type in reader.fields():
@@ -110,7 +113,9 @@ def _single(data: bytes) -> Dump:
 
 
 def decode_states(form: DumpForm, body: bytes) -> tuple[dict[str, Floats], dict[str, int]]:
-    """Float states and integer states by name; absent ones are left out, unknown fields skipped.
+    """Returns float states and integer states by name.
+
+    Absent states are left out, and unknown fields are skipped.
 
     >>> from hedgerow.core.protobuf import floats_field
     >>> floats, _ = decode_states(_BY_KIND["ftrl"], floats_field(2, np.ones(2, np.float32)))
@@ -135,7 +140,7 @@ def decode_states(form: DumpForm, body: bytes) -> tuple[dict[str, Floats], dict[
 
 
 def encode_dump(form: DumpForm, floats: Mapping[str, Floats], integers: Mapping[str, int]) -> bytes:
-    """One field of an OptimizerDump: the dump of one segment of one row."""
+    """Returns one field of an OptimizerDump: the dump of one segment of one row."""
     fields = [floats_field(number, floats[name]) for name, number in form.floats.items()]
     fields += [varint_field(number, integers[name]) for name, number in form.integers.items()]
     return bytes_field(_DUMP, bytes_field(form.number, b"".join(fields)))
@@ -147,7 +152,7 @@ NO_VALUES = np.empty(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class EntryDump:
-    """A row as it stands in a file. An absent time is 0, as is an absent id (protobuf's rule)."""
+    """A row as stored in a file. An absent time or id is 0, as in protobuf."""
 
     id: int
     values: Floats
@@ -156,7 +161,7 @@ class EntryDump:
 
 
 def decode_entry(payload: bytes) -> EntryDump:
-    """Reads one message; unknown fields are skipped, floats may be packed or not.
+    """Decodes one message. Unknown fields are skipped; floats may be packed or unpacked.
 
     >>> decode_entry(encode_entry(7, np.ones(2, np.float32), b"", 5)).ts
     5
@@ -176,7 +181,7 @@ def decode_entry(payload: bytes) -> EntryDump:
             ts = reader.int64()
         elif number == _OPTIMIZER:
             reader.expect(number, wire_type, BYTES)
-            optimizer.append(reader.bytes())  # several are one: protobuf merges messages
+            optimizer.append(reader.bytes())  # protobuf merges repeated messages
         else:
             reader.skip(number, wire_type)
     row = values[0] if len(values) == 1 else np.concatenate([NO_VALUES, *values])
@@ -184,7 +189,7 @@ def decode_entry(payload: bytes) -> EntryDump:
 
 
 def encode_entry(key: int, values: Floats, optimizer: bytes, ts: int) -> bytes:
-    """Writes one message; `optimizer` holds the fields of its OptimizerDump.
+    """Encodes one message. `optimizer` holds the fields of its OptimizerDump.
 
     >>> encode_entry(1, np.zeros(1, np.float32), b"", 2).hex()
     '09010000000000000015000000001a002002'
@@ -205,24 +210,25 @@ _MAX_TIME_BYTES = 9  # of a number below 2**63
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Rows in the usual form: which of the given ones they are, and their numbers."""
+    """Rows in the regular form: their positions among the given ones, and their numbers."""
 
     at: NDArray[np.int64]
     ids: NDArray[np.int64]
-    floats: Floats  # values, then every float state in the order of the file
+    floats: Floats  # values, then every float state in file order
     ts: NDArray[np.int64]
 
 
 class RowShape:
-    """The usual form of a table's rows: fields in the order of their numbers, floats not packed.
+    """The regular form of a table's rows: fields in the order of their numbers, unpacked floats.
 
-    Rows of one table then differ in the bytes of their numbers alone; tags and lengths stand at the
-    same places. What looks otherwise is left to the decoder of single messages.
+    Rows of one table then differ only in the bytes of their numbers. Tags and lengths are at the
+    same positions. Other rows are decoded one by one.
     """
 
     def __init__(self, dim: int, dumps: Sequence[tuple[DumpForm, Mapping[str, int]]]) -> None:
         """`dumps` holds the form of each dump and the number of values of each of its states."""
-        # All bits of all numbers clear, then set: the bytes that differ are theirs.
+        # Encode with all bits of all numbers clear, then set. The bytes that differ belong to
+        # numbers.
         clear, full = (_encoded(dim, dumps, bits) for bits in (0, 2**32 - 1))
         self._prefix = np.frombuffer(clear[:-1], np.uint8)  # without the byte of the time
         differs = self._prefix != np.frombuffer(full[:-1], np.uint8)
@@ -230,7 +236,7 @@ class RowShape:
         self._fixed = np.flatnonzero(~differs)
 
     def decode(self, payloads: Sequence[bytes]) -> Decoded:
-        """The rows of `payloads` that have this form."""
+        """Decodes the rows of `payloads` that have this form."""
         length = len(self._prefix)
         by_time: dict[int, list[int]] = {}
         for i, payload in enumerate(payloads):
@@ -256,7 +262,7 @@ class RowShape:
         length = len(self._prefix)
         matrix = np.frombuffer(b"".join(payloads), np.uint8).reshape(len(payloads), -1)
         times = matrix[:, length:]
-        more = np.arange(time_bytes) < time_bytes - 1  # every byte of a number but its last says so
+        more = np.arange(time_bytes) < time_bytes - 1  # a varint's last byte has no high bit
         fits = ((times >= 0x80) == more).all(axis=1)
         fits &= (matrix[:, self._fixed] == self._prefix[self._fixed]).all(axis=1)
         numbers = np.ascontiguousarray(matrix[fits][:, self._numbers])

@@ -1,4 +1,4 @@
-"""Writes host tables as Monolith's table files, under a temporary name first."""
+"""Writes host tables as Monolith's table files, first under temporary names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from .records import (
 
 
 def export_table(table: HostTable, base: str | Path, *, files: int = -1) -> FileSet:
-    """Writes one table to `<base>-<i>-of-<n>`; -1 files means one a million rows, 1 to 4.
+    """Writes one table to `<base>-<i>-of-<n>`. With `files` -1 there is one per million rows, 1 to
+    4.
 
     >>> import tempfile
     >>> from hedgerow.tables.config import Segment, TableConfig
@@ -46,7 +47,7 @@ def export_table(table: HostTable, base: str | Path, *, files: int = -1) -> File
 
 
 def export_tables(tables: Mapping[str, HostTable], base: str | Path, *, files: int = -1) -> FileSet:
-    """Writes several tables to files they share, with metadata beside."""
+    """Writes several tables to shared files, with metadata files beside them."""
     if not tables:
         raise InputError("tables is empty; give at least one table to export.")
     base = Path(base)
@@ -67,7 +68,7 @@ def export_tables(tables: Mapping[str, HostTable], base: str | Path, *, files: i
 
 
 def _forms(table: HostTable) -> list[tuple[int, DumpForm]]:
-    """Segment and form of every dump of a row."""
+    """Returns segment index and form of every dump of a row."""
     if table.config.serving:
         raise ServingTableError(
             f"table {table.config.name!r} is a serving table; Monolith saves only training "
@@ -92,7 +93,11 @@ def _write_rows(
     forms: Sequence[tuple[int, DumpForm]],
     sinks: Sequence[BinaryIO] | Sequence[SnappyWriter],
 ) -> list[int]:
-    """Rows to files, the remainder to the first; rows born meanwhile to the last. Rows of each."""
+    """Writes all rows to the files and returns the number of rows in each.
+
+    The first files get one more row if the rows do not divide evenly. Rows inserted meanwhile go to
+    the last file.
+    """
     size, n = table.size(), len(sinks)
     quotas = [size // n + (i < size % n) for i in range(n)]
     counts, i = [0] * n, 0
@@ -122,7 +127,8 @@ def _payloads(entries: Entries, forms: Sequence[tuple[int, DumpForm]]) -> Iterat
 
 @contextmanager
 def _new_files(base: Path, names: Sequence[Path]) -> Iterator[list[BinaryIO]]:
-    """Files that get their names only when all are written, in order; none stays after an error."""
+    """Yields files that are renamed to `names` after all are written. An error removes all of
+    them."""
     if base in find_bases(base.parent) or meta_base(base) in find_bases(base.parent):
         raise InputError(f"{base} has files already; export to another name, or remove them.")
     mark = secrets.token_hex(4)

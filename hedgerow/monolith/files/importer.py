@@ -1,4 +1,4 @@
-"""Reads Monolith's table files and checkpoints into host tables; checks everything first."""
+"""Reads Monolith's table files and checkpoints into host tables, after checking all of them."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _BATCH_BYTES = 2**24
 
 
 class _Mismatch(Exception):  # noqa: N818  (never leaves this file)
-    """States in the file that are not those of the table."""
+    """States in the file do not match those of the table."""
 
 
 class RowBatch:
-    """Room for rows of one table; full ones are taken and the room is used again. One owner.
+    """A reusable buffer for rows of one table. Not thread-safe.
 
-    With `on_state_mismatch="reset"` a row whose saved states are not those of the table's
-    optimizers keeps its values and starts with fresh states; such rows are counted.
+    With `on_state_mismatch="reset"` a row whose saved states do not match the table's optimizers
+    keeps its values and gets initial states. Such rows are counted.
     """
 
     def __init__(self, config: TableConfig, on_state_mismatch: OnStateMismatch = "error") -> None:
@@ -83,17 +83,18 @@ class RowBatch:
 
     @property
     def full(self) -> bool:
-        """Whether it must be taken before the next row."""
+        """Whether `take` must be called before the next row."""
         return len(self._records) == self._room
 
     def add(self, record: FileRecord) -> None:
-        """One row more."""
+        """Adds one row."""
         self._records.append(record)
 
     def take(self) -> tuple[Entries, int]:
-        """The rows so far, and how many have fresh states; the batch is empty afterwards.
+        """Returns the rows so far and the number of rows with initial states, and empties the
+        batch.
 
-        Raises, naming table and id, if a row does not fit the table.
+        Raises an error that names table and id if a row does not fit the table.
         """
         n = len(self._records)
         usual = self._take_usual()
@@ -119,7 +120,8 @@ class RowBatch:
         return Entries(ids, found, rows, states, ts), resets
 
     def _usual_shape(self) -> RowShape | None:
-        """None where rows hold numbers of no fixed length, or states this table does not have."""
+        """Returns the regular row form, or None if states have a variable length or differ from the
+        table's."""
         dumps: list[tuple[DumpForm, dict[str, int]]] = []
         for segment, form in self._forms:
             if form is None or form.integers or set(form.floats) != set(self._states[segment]):
@@ -129,7 +131,7 @@ class RowBatch:
         return RowShape(self.layout.dim, dumps)
 
     def _take_usual(self) -> NDArray[np.bool_]:
-        """Decodes the rows in the usual form; says which they were."""
+        """Decodes the rows in the regular form, and returns which rows these are."""
         usual = np.zeros(len(self._records), np.bool_)
         if self._shape is None:
             return usual
@@ -155,7 +157,9 @@ class RowBatch:
                 f"configuration gives the table dim {self.layout.dim}. Correct its segments."
             )
         if entry.ts < 0:
-            raise InputError(f"{self._place(record, entry.id)} has the time {entry.ts}; 0 or more.")
+            raise InputError(
+                f"{self._place(record, entry.id)} has the time {entry.ts}; it must be at least 0."
+            )
         self._ids[i], self._rows[i] = entry.id, entry.values
         self._ts[i] = 0 if self.config.serving else entry.ts  # a serving row has no update time
         if self.layout.places:
@@ -227,26 +231,26 @@ class RowBatch:
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with what was done, steps done and steps in all."""
+"""Called with what was done, the steps done and the total number of steps."""
 
 
 @dataclass(slots=True)
 class ImportedTable:
-    """What an import did to one table."""
+    """The result of an import for one table."""
 
     rows: int = 0  # read from the files
-    inserted: int = 0  # of them, ids that the table did not have
-    dropped: int = 0  # of them, not finite and left out
-    resets: int = 0  # of them, with fresh optimizer states
+    inserted: int = 0  # rows whose ids were not in the table
+    dropped: int = 0  # non-finite rows, left out
+    resets: int = 0  # rows with initial optimizer states
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import did: tables by name, and the names that only one side knows."""
+    """The result of an import: tables by name, and names that only one side has."""
 
     tables: dict[str, ImportedTable]
     only_in_files: tuple[str, ...] = ()  # skipped
-    only_in_config: tuple[str, ...] = ()  # left as they were
+    only_in_config: tuple[str, ...] = ()  # left unchanged
 
 
 def import_table(
@@ -274,10 +278,10 @@ def import_tables(
     on_state_mismatch: OnStateMismatch = "error",
     progress: Progress | None = None,
 ) -> Imported:
-    """Adds the rows of the multi-table files of `base` to `tables`, replacing equal ids.
+    """Adds the rows of the multi-table files of `base` to `tables`. Equal ids are replaced.
 
-    A table is looked for under its key, then under its `other_names` in order. Tables that only the
-    files have are skipped, those that only `tables` has stay as they are; the result names both.
+    A table is found under its key, then under its `other_names` in order. Tables that are only in
+    the files are skipped. Tables that are only in `tables` are unchanged. The result names both.
     """
     files = find_files(base)
     if not files.is_multi:
@@ -302,7 +306,7 @@ def _who_takes_what(
     tables: Mapping[str, HostTable],
     other_names: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:
-    """Name in the files to key of `tables`."""
+    """Returns the key of `tables` for each name in the files."""
     keys: dict[str, str] = {}
     for key in other_names:
         if key not in tables:
@@ -321,7 +325,8 @@ def _who_takes_what(
 
 
 class _Source:
-    """A set of files and the tables their rows go to; read twice, to check and to fill."""
+    """A set of files and the tables for their rows. The files are read twice: to check and to
+    import."""
 
     def __init__(
         self,
@@ -341,7 +346,7 @@ class _Source:
             pass
 
     def fill(self) -> dict[str | None, ImportedTable]:
-        """Writes the rows."""
+        """Imports the rows and returns the result of each table."""
         done = {name: ImportedTable() for name in self._tables}
         for name, entries, resets in self._batches("read"):
             applied = self._tables[name].restore(entries)
@@ -353,7 +358,8 @@ class _Source:
         return done
 
     def _batches(self, verb: str) -> Iterator[tuple[str | None, Entries, int]]:
-        # Rows of a table stand together in a file: one batch at a time, however many tables.
+        # Rows of a table are contiguous in a file, so one batch at a time suffices for any number
+        # of tables.
         records = read_records(self._files, lambda path: self._show(f"{verb} {path.name}"))
         for name, rows in groupby(records, key=lambda record: record.table):
             if name not in self._tables:
@@ -374,14 +380,14 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """New tables by name, and what was read into them."""
+    """New tables by name, and the result of the import."""
 
     tables: dict[str, HostTable]
     imported: Imported
 
 
 def bases_of(source: str | Path) -> list[Path]:
-    """The base names that `source` stands for: itself, or all in it if it is a folder."""
+    """Returns the base names for `source`: itself, or all in it if it is a folder."""
     source = Path(source)
     if not source.is_dir():
         return [find_files(source).base]
@@ -398,10 +404,10 @@ def load_tables(
     on_state_mismatch: OnStateMismatch = "error",
     progress: Progress | None = None,
 ) -> LoadedCheckpoint:
-    """Makes the tables of `configs` and fills them from `source`.
+    """Creates the tables of `configs` and imports their rows from `source`.
 
-    `source` is the base name of files of several tables or of a single one (then give its config
-    alone), or a folder in which each table has files under its own name.
+    `source` is the base name of multi-table files or of single-table files (then give one config),
+    or a folder in which each table has files under its own name.
     """
     names = [config.name for config in configs]
     if not names or len(set(names)) != len(names):
@@ -438,18 +444,18 @@ def load_tables(
 
 @dataclass(slots=True)
 class ListedTable:
-    """One table of the files; a single-table file does not hold its name."""
+    """One table in the files. Single-table files do not contain its name."""
 
     name: str
     rows: int = 0
-    dims: set[int] = field(default_factory=set)  # values of a row; more than one is suspicious
-    optimizers: set[tuple[str, ...]] = field(default_factory=set)  # one kind a segment
+    dims: set[int] = field(default_factory=set)  # values per row; more than one entry is suspicious
+    optimizers: set[tuple[str, ...]] = field(default_factory=set)  # one kind per segment
     newest_ts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FileListing:
-    """A set of files: every checksum was right, every row could be read."""
+    """A set of files in which every checksum is correct and every row can be read."""
 
     base: Path
     files: int

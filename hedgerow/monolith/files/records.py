@@ -20,7 +20,7 @@ _META = ".meta"
 
 @dataclass(frozen=True, slots=True)
 class FileSet:
-    """The files of one base name, in order. Only files of several tables have metadata."""
+    """The files of one base name, in order. Only multi-table files have metadata."""
 
     base: Path
     files: tuple[Path, ...]
@@ -28,12 +28,12 @@ class FileSet:
 
     @property
     def is_multi(self) -> bool:
-        """Whether rows of several tables stand in each file."""
+        """Whether each file holds rows of several tables."""
         return bool(self.metas)
 
 
 def numbered(base: Path, i: int, n: int) -> Path:
-    """File `i` of `n`.
+    """Returns the name of file `i` of `n`.
 
     >>> numbered(Path("user"), 0, 2).name
     'user-00000-of-00002'
@@ -42,7 +42,7 @@ def numbered(base: Path, i: int, n: int) -> Path:
 
 
 def meta_base(base: Path) -> Path:
-    """The base name of the metadata of `base`.
+    """Returns the base name of the metadata of `base`.
 
     >>> meta_base(Path("all")).name
     'all.meta'
@@ -51,7 +51,7 @@ def meta_base(base: Path) -> Path:
 
 
 def file_name(table: str) -> str:
-    """The name under which a table's files stand in a folder.
+    """Returns the file name of a table in a folder.
 
     >>> file_name("ps:0/user")
     'ps-0-user'
@@ -60,7 +60,8 @@ def file_name(table: str) -> str:
 
 
 def find_files(base: str | Path) -> FileSet:
-    """The files of `base`; all n of n must be there, with one n. Left-over others are ignored."""
+    """Returns the files of `base`. All n of n must exist, with a single n. Other files are
+    ignored."""
     base = Path(base)
     files = _whole_set(base)
     if not files:
@@ -78,7 +79,7 @@ def find_files(base: str | Path) -> FileSet:
 
 
 def find_bases(folder: Path) -> list[Path]:
-    """The base names in a folder, in order, without those of metadata."""
+    """Returns the sorted base names in a folder, without those of metadata."""
     matches = (_NUMBERED.fullmatch(path.name) for path in _listed(folder))
     names = {match["base"] for match in matches if match}
     metas = {name + _META for name in names}
@@ -86,7 +87,8 @@ def find_bases(folder: Path) -> list[Path]:
 
 
 def first_base(folder: str | Path, names: Sequence[str]) -> Path:
-    """The first of a table's names that has files: its shared name, then others it once had."""
+    """Returns the first of a table's names that has files: its shared name, then its older
+    names."""
     if not names:
         raise InputError("names is empty; give the table's shared name, then its other names.")
     folder = Path(folder)
@@ -101,7 +103,7 @@ def first_base(folder: str | Path, names: Sequence[str]) -> Path:
 
 
 def file_count(rows: int, files: int = -1) -> int:
-    """Files to write: as many as asked for, or for -1 one a million rows, 1 to 4.
+    """Returns the number of files to write: as given, or for -1 one per million rows, 1 to 4.
 
     >>> file_count(10), file_count(2_500_000), file_count(10**9), file_count(10, 7)
     (1, 2, 4, 7)
@@ -116,7 +118,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _whole_set(base: Path) -> tuple[Path, ...]:
-    """Files 0..n-1 of n, or none at all; anything else is an error."""
+    """Returns files 0..n-1 of n, or nothing if there are none. Otherwise raises."""
     found: dict[int, set[int]] = {}
     for path in _listed(base.parent):
         match = _NUMBERED.fullmatch(path.name)
@@ -131,7 +133,7 @@ def _whole_set(base: Path) -> tuple[Path, ...]:
             f"must say the same. Remove those of an older save."
         )
     ((n, seen),) = found.items()
-    if len(seen) != n or max(seen) >= n:  # never walks up to a hostile n
+    if len(seen) != n or max(seen) >= n:  # does not loop up to a hostile n
         absent = next(i for i in range(len(seen) + 1) if i not in seen)
         wrong = f"lacks {numbered(base, absent, n).name}" if absent < n else "has too many files"
         raise FileDamagedError(f"{base} {wrong}: {len(seen)} of {n} files are there. Copy them.")
@@ -142,8 +144,8 @@ def _place(match: re.Match[str]) -> tuple[int, int]:
     return int(match["i"]), int(match["n"])
 
 
-_BLOCK_BYTES = 2**18  # of frames in a block we write; Monolith's input buffer
-MAX_BLOCK_BYTES = 2**26  # compressed or not; more is damage, not data
+_BLOCK_BYTES = 2**18  # frames per block when writing; Monolith's input buffer
+MAX_BLOCK_BYTES = 2**26  # compressed or not; larger blocks are damaged
 
 
 def _codec() -> Any:
@@ -153,7 +155,7 @@ def _codec() -> Any:
 
 
 class SnappyReader:
-    """The bytes inside a stream of blocks. Not thread-safe.
+    """Reads the content of a stream of Snappy blocks. Not thread-safe.
 
     >>> import io
     >>> file = io.BytesIO()
@@ -166,11 +168,11 @@ class SnappyReader:
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file, self._name, self._codec = file, name, _codec()
-        self._block, self._taken = b"", 0  # the block at hand and how much of it was given out
+        self._block, self._taken = b"", 0  # the current block, and how much of it was read
         self._at = 0
 
     def read(self, n: int) -> bytes:
-        """The next `n` bytes; fewer only at the end."""
+        """Returns the next `n` bytes, or fewer at the end."""
         parts: list[bytes] = []
         while n:
             part = self._block[self._taken : self._taken + n]
@@ -215,21 +217,21 @@ class SnappyReader:
 
 
 class SnappyWriter:
-    """Writes bytes as blocks; `finish` writes the last one. Not thread-safe."""
+    """Writes bytes as Snappy blocks. `finish` writes the last block. Not thread-safe."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._codec = file, _codec()
         self._waiting = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Adds bytes; a full block goes to the file."""
+        """Adds bytes. Full blocks are written to the file."""
         self._waiting += data
         while len(self._waiting) >= _BLOCK_BYTES:
             self._write_block(bytes(self._waiting[:_BLOCK_BYTES]))
             del self._waiting[:_BLOCK_BYTES]
 
     def finish(self) -> None:
-        """Writes what is left. The file stays open."""
+        """Writes the remaining bytes. The file stays open."""
         if self._waiting:
             self._write_block(bytes(self._waiting))
             self._waiting.clear()
@@ -246,22 +248,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """One saved row, not yet decoded. Files of a single table do not name it."""
+    """One saved row, not yet decoded. `table` is None in single-table files."""
 
     table: str | None
     file: Path
-    at: int  # byte of its frame; in files of several tables, of the decompressed stream
+    at: int  # offset of its frame; in multi-table files in the decompressed stream
     payload: bytes
 
     def entry(self) -> EntryDump:
-        """The row."""
+        """Decodes the row."""
         return _decoded(decode_entry, self.payload, self.file, self.at)
 
 
 def read_records(
     files: FileSet, done: Callable[[Path], None] = lambda _: None
 ) -> Iterator[FileRecord]:
-    """Every row of every file, checksums checked; `done` hears of each file read to its end."""
+    """Yields every row of every file after checking its checksum. Calls `done` after each file."""
     for i, path in enumerate(files.files):
         if files.is_multi:
             yield from _of_several_tables(path, files.metas[i])
@@ -273,7 +275,7 @@ def read_records(
 
 
 def read_counts(meta: Path) -> dict[str, int]:
-    """Rows of each table in one file, in the order in which they stand there."""
+    """Returns the number of rows of each table in one file, in file order."""
     counts: dict[str, int] = {}
     with meta.open("rb") as file:
         for at, payload in payloads(file, str(meta)):
@@ -285,7 +287,7 @@ def read_counts(meta: Path) -> dict[str, int]:
 
 
 def encode_counts(table: str, rows: int) -> bytes:
-    """One record of metadata.
+    """Returns one record of metadata.
 
     >>> encode_counts("a", 3).hex()
     '0a01611003'

@@ -1,4 +1,4 @@
-"""Starts BytePS with the environment that it expects."""
+"""Starts BytePS with the environment variables that it expects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .transports import TorchTransport, byteps, if_installed, is_reference
 _ALL_NICS = "mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_3:1,eth0,eth1,eth2,eth3"
 _P2P_BYTES = 2048000 * 128 * 2  # over all processes
 _MANY_PROCESSES = 128
-# What the user may have set already.
+# Defaults of variables that the user may set.
 _KEPT = {
     "BYTEPS_OMP_THREAD_PER_GPU": "1",
     "BYTEPS_TELEMETRY_ON": "0",
@@ -40,10 +40,10 @@ def bps_env(
     *,
     reference: bool = False,
 ) -> Pairs:
-    """All variables with their values; those that keep what is set come with that value.
+    """Yields all variables with their values. Variables with defaults keep the value that is set.
 
-    `address_of` gives the IPv4 address of a network interface. `reference`: without
-    UCX_NET_DEVICES a job that binds no card fails, as Monolith does; else the choice is UCX's.
+    `address_of` returns the IPv4 address of a network interface. With `reference`, a job without
+    UCX_NET_DEVICES that binds no network card raises, as in Monolith; otherwise UCX chooses.
 
     >>> job = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "16",
     ...        "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
@@ -88,9 +88,9 @@ def _kept(name: str, value: str, environ: Environ) -> tuple[str, str]:
 
 
 def _bound(local_rank: int, environ: Environ) -> Pairs:
-    """Each pair of GPUs has a network card of its own."""
+    """Binds each pair of GPUs to its own network card."""
     if uses_gdr(environ):
-        env.whole("BYTEPS_NUMA_ID", environ)  # BytePS reads it and dies without
+        env.whole("BYTEPS_NUMA_ID", environ)  # raises if it is missing; BytePS would crash
         yield "CUDA_VISIBLE_DEVICES", str(local_rank)
         yield "BYTEPS_PIN_MEMORY", "1"
         yield _kept("BYTEPS_PIN_MEMORY_CPU", "1", environ)
@@ -114,13 +114,13 @@ def _job(uuid: str, rank: int, size: int, environ: Environ) -> Pairs:
 
 
 _log = logging.getLogger(__name__)
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
-# How BytePS uses GPUs and network cards: what one looks for when a job hangs at its start.
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR on Linux
+# Variables for GPUs and network cards, which help when a job hangs at its start.
 _LOGGED = ("BYTEPS_PIN_MEMORY", "BYTEPS_USE_GDR", "CUDA_", "DMLC_N", "PSLITE_UCX_", "UCX_")
 
 
 def interface_address(name: str) -> str:
-    """The first IPv4 address of a network interface, empty text if it has none.
+    """Returns the first IPv4 address of a network interface, or an empty string.
 
     >>> interface_address("lo"), interface_address("no such card")
     ('127.0.0.1', '')
@@ -158,10 +158,11 @@ def bps_init(
     environ: MutableMapping[str, str] | None = None,
     address_of: Callable[[str], str] = interface_address,
 ) -> None:
-    """Sets the environment of BytePS for job `uuid` and starts it; torch.distributed without it.
+    """Sets the environment of BytePS for job `uuid` and starts it.
 
-    Monolith's way (`transport="reference"`) sets variables one by one, so that an error leaves
-    some behind; else an error leaves the environment as it was.
+    If BytePS is not installed, starts torch.distributed instead. With `transport="reference"`
+    variables are set one by one, as in Monolith, so an error leaves some of them set. Otherwise an
+    error leaves the environment unchanged.
     """
     environ = env.current() if environ is None else environ
     reference = is_reference(transport)

@@ -1,4 +1,4 @@
-"""Monolith's two communication benchmarks, their driver, and their latency and goodput."""
+"""Monolith's two communication benchmarks, the function that runs them, and their measures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from ...launch.process_group import get_device
 from ...launch.rank_info import rank_info
 from .transports import Transport, asked_for
 
-WINDOW = 20  # iterations that are timed as one
+WINDOW = 20  # iterations timed together
 LEAST_ITERATIONS = 2 * WINDOW  # the first window warms up and is dropped
-_ON_CPU_DIVISOR = 8  # of the length, where both ends are in host memory
+_ON_CPU_DIVISOR = 8  # divides the length if both ends are in host memory
 
 
 def sent_elements(kind: str, total_len: int) -> float:
-    """How many elements a process sends when asked for `total_len`; a fraction cannot be sent.
+    """Returns how many elements a process sends for `total_len`. May be a fraction, which is
+    invalid.
 
     >>> sent_elements("c2c", 8192000), sent_elements("g2g", 8192000)
     (1024000.0, 8192000)
@@ -35,7 +36,7 @@ def sent_elements(kind: str, total_len: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The windows of one run.
+    """The measured windows of one run.
 
     >>> run = Windows(65536000, (1.0, 0.5))
     >>> run.latency_ms, run.goodputs_gbps[0]
@@ -49,27 +50,28 @@ class Windows:
 
     @property
     def latency_ms(self) -> list[float]:
-        """Of one iteration, window by window."""
+        """Latency of one iteration in each window."""
         return [seconds / WINDOW * 1000 for seconds in self.seconds]
 
     @property
     def goodputs_gbps(self) -> list[float]:
-        """Bits of all float32 elements over the time; not what the wires carry."""
+        """Bits of all float32 elements divided by the time, per window. It is not the wire
+        bandwidth."""
         return [self.elements * 32 / ms / 1e6 for ms in self.latency_ms]
 
     @property
     def kept(self) -> list[float]:
-        """Goodput of every window but the first."""
+        """Goodput of every window except the first."""
         return self.goodputs_gbps[1:]
 
     @property
     def kept_latency_ms(self) -> float:
-        """The median without the first window."""
+        """Median latency without the first window."""
         return statistics.median(self.latency_ms[1:])
 
 
 def summary(total_len: int, kept: Sequence[float]) -> tuple[int, float | None]:
-    """The length as it was asked for and the mean goodput, None where no window is left.
+    """Returns the requested length and the mean goodput, None if no window is left.
 
     >>> summary(8192, [])
     (8192, None)
@@ -78,7 +80,7 @@ def summary(total_len: int, kept: Sequence[float]) -> tuple[int, float | None]:
 
 
 def bus_factor(kind: str, size: int) -> float:
-    """What the busiest wire carries, over the goodput: the bandwidth of the bus.
+    """Returns the factor from goodput to bus bandwidth, the load of the busiest link.
 
     >>> bus_factor("ar", 4), bus_factor("c2c", 4)
     (1.5, 0.75)
@@ -86,7 +88,7 @@ def bus_factor(kind: str, size: int) -> float:
     return (2 if kind == "ar" else 1) * (size - 1) / size
 
 
-_A2A_OPS = {"c2g": "alltoall_cpu2gpu", "g2c": "alltoall_gpu2cpu"}  # the others: "alltoall"
+_A2A_OPS = {"c2g": "alltoall_cpu2gpu", "g2c": "alltoall_gpu2cpu"}  # the others use "alltoall"
 _AR_OPS = ("pushpull", "allreduce")
 
 
@@ -100,9 +102,11 @@ def byteps_benchmark_ar(
     transport: Transport | None = None,
     environ: Environ | None = None,
 ) -> list[float]:
-    """Averages a float32 tensor over all processes; the goodput of every window but the first.
+    """Averages a float32 tensor over all processes. Returns the goodput of all windows but the
+    first.
 
-    `op` is Monolith's name of the operation, "pushpull" or "allreduce"; the transport has one.
+    `op` is Monolith's name, "pushpull" or "allreduce". The transport has only one operation for
+    both.
     """
     if op not in _AR_OPS:
         raise InputError(f"op is {op!r}; it must be 'pushpull' or 'allreduce'.")
@@ -119,16 +123,16 @@ def byteps_benchmark_a2a(
     transport: Transport | None = None,
     environ: Environ | None = None,
 ) -> list[float]:
-    """Sends equal parts to every process; the goodput of every window but the first.
+    """Sends equal parts to every process. Returns the goodput of all windows but the first.
 
-    From host memory to host memory an eighth of `total_len` is sent, as in Monolith.
+    Between host memories an eighth of `total_len` is sent, as in Monolith.
     """
     kind = f"{'g' if src_gpu else 'c'}2{'g' if dst_gpu else 'c'}"
     return measure_a2a(total_len, total_niter, kind, stream, _ready(transport, environ)).kept
 
 
 def _ready(transport: Transport | None, environ: Environ | None) -> Transport:
-    """A transport that is given is a running one."""
+    """Returns a started transport. A given transport must already be running."""
     if transport is not None:
         return transport
     chosen = asked_for(environ)
@@ -139,7 +143,7 @@ def _ready(transport: Transport | None, environ: Environ | None) -> Transport:
 def measure_ar(
     total_len: int, total_niter: int, use_cpu: bool, stream: TextIO | None, carrier: Transport
 ) -> Windows:
-    """The averages, as windows; checks the values after the last one."""
+    """Measures averages as windows, and checks the values after the last one."""
     _check_counts(total_len, total_niter)
     device = torch.device("cpu") if use_cpu else _gpu()
     value, size = float(carrier.rank() + 1), carrier.size()
@@ -160,7 +164,7 @@ def measure_ar(
 def measure_a2a(
     total_len: int, total_niter: int, kind: str, stream: TextIO | None, carrier: Transport
 ) -> Windows:
-    """The exchange, as windows; checks the values after the last one."""
+    """Measures all-to-all exchanges as windows, and checks the values after the last one."""
     _check_counts(total_len, total_niter)
     size = carrier.size()
     sent = sent_elements(kind, total_len)
@@ -177,7 +181,7 @@ def measure_a2a(
     named, splits = _A2A_OPS.get(kind, "alltoall"), [int(sent) // size] * size
 
     def step() -> Tensor:
-        if carrier.name == "torch":  # it has no op between two places: a copy, timed with it
+        if carrier.name == "torch":  # copies between devices, inside the timing
             return carrier.all_to_all(mine.to(target, non_blocking=True), splits, named)
         return carrier.all_to_all(mine, splits, named)
 
@@ -212,7 +216,7 @@ def _timed(
     carrier: Transport,
     stream: TextIO | None,
 ) -> tuple[Windows, Tensor]:
-    """Windows of 20 iterations between two barriers, after one iteration that is not timed."""
+    """Times windows of 20 iterations between two barriers, after one untimed iteration."""
     seconds: list[float] = []
     refill()
     out = step()
@@ -262,10 +266,11 @@ def bps_comm_benchmark(
     transport: Transport | None = None,
     environ: Environ | None = None,
 ) -> Summaries:
-    """What MONOLITH_BENCHMARK_BPS names: c2g, g2g, c2c, g2c, ar, or all; mean goodput by length.
+    """Runs the benchmarks that MONOLITH_BENCHMARK_BPS names: c2g, g2g, c2c, g2c, ar, or all.
 
-    MONOLITH_BENCHMARK_ITERS, _BPS_AR_LEN and _BPS_A2A_LEN set iterations and lengths. Under `all`,
-    what needs a GPU is left out, and said so, where there is none.
+    Returns the mean goodput by length. MONOLITH_BENCHMARK_ITERS, MONOLITH_BENCHMARK_BPS_AR_LEN and
+    MONOLITH_BENCHMARK_BPS_A2A_LEN set iterations and lengths. With `all`, benchmarks that need a
+    GPU are skipped with a message if there is none.
     """
     environ = env.current() if environ is None else environ
     kinds, iterations = _kinds(environ), _iterations(environ)
@@ -315,7 +320,7 @@ def _iterations(environ: Environ) -> int:
 def _averages(
     length: int, iterations: int, carrier: Transport, out: TextIO
 ) -> list[tuple[int, float | None]]:
-    """In host memory, then on the GPU where there is one."""
+    """Runs the averages in host memory, then on the GPU if there is one."""
     places = (True, False) if torch.cuda.is_available() else (True,)
     if len(places) == 1:
         _tell(carrier, out, "ar: on the CPU alone, there is no GPU here")

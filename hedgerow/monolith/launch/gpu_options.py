@@ -1,4 +1,4 @@
-"""How a process uses its GPU: the options of Monolith's session, applied to torch."""
+"""GPU options of a process: those of Monolith's session, applied to torch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _FACTORIES = frozenset(
 
 
 class PinnedTensors(TorchFunctionMode):
-    """Tensors that torch's factories make in host memory are pinned, unless the call decides.
+    """Pins host tensors that torch's factory functions create, unless the call sets `pin_memory`.
 
-    Results of other operations are as always. It needs CUDA, and holds for the thread that
-    enters it.
+    Results of other operations are unchanged. It needs CUDA and affects the thread that enters it.
     """
 
     def __torch_function__(
@@ -38,7 +37,7 @@ class PinnedTensors(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Adds `pin_memory=True` to the calls of factories."""
+        """Adds `pin_memory=True` to calls of factory functions."""
         given = dict(kwargs or {})
         if func in _FACTORIES and _in_host_memory(given):
             given.setdefault("pin_memory", True)
@@ -53,7 +52,7 @@ def _in_host_memory(given: Mapping[str, Any]) -> bool:
 
 
 def pin_new_tensors() -> None:
-    """Pins from now on in this thread; a second call changes nothing."""
+    """Pins new host tensors of this thread from now on. A second call has no effect."""
     if not any(isinstance(mode, PinnedTensors) for mode in _entered()):
         PinnedTensors().__enter__()
 
@@ -65,12 +64,12 @@ def _entered() -> list[Any]:
 
 
 _log = logging.getLogger(__name__)
-_GDR_MEMORY_FRAC = 0.4  # the rest is for the network card, which writes into GPU memory itself
+_GDR_MEMORY_FRAC = 0.4  # the network card writes directly to the other part
 
 
 @dataclass(slots=True, kw_only=True)
 class GpuOptions:
-    """Memory and device of this process.
+    """Memory and device options of this process.
 
     >>> GpuOptions().allow_growth
     False
@@ -82,10 +81,11 @@ class GpuOptions:
     force_gpu_compatible: bool = False
 
     def apply(self) -> None:
-        """Chooses the device, limits memory, and takes it at once unless it may grow.
+        """Selects the device, limits its memory, and reserves the memory at once unless it may
+        grow.
 
-        With `force_gpu_compatible` tensors that torch's factories make in host memory are pinned
-        from now on, in this thread. Without CUDA nothing happens.
+        With `force_gpu_compatible`, host tensors that torch's factory functions create in this
+        thread are pinned from now on. Without CUDA it does nothing.
 
         >>> GpuOptions(visible_device_list="0").apply() if not torch.cuda.is_available() else None
         """
@@ -101,7 +101,7 @@ class GpuOptions:
             torch.cuda.set_per_process_memory_fraction(fraction)
             if not self.allow_growth:
                 _, total_bytes = torch.cuda.mem_get_info()
-                # Allocated and given back to torch's own store, which keeps it.
+                # Freed memory stays in torch's caching allocator.
                 torch.empty(int(total_bytes * fraction * 0.9), dtype=torch.uint8, device="cuda")
 
 
@@ -112,7 +112,7 @@ def update_session_config_for_gpu(
     transport: str = "auto",
     environ: Environ | None = None,
 ) -> None:
-    """Sets the options as the environment of the job says.
+    """Sets the options from the environment of the job.
 
     >>> cfg = GpuOptions()
     >>> update_session_config_for_gpu(cfg, flags=LaunchFlags(), environ={})
@@ -142,7 +142,7 @@ def _local_rank(environ: Environ, transport: str) -> str:
 
 
 def uses_gdr(environ: Environ) -> bool:
-    """Whether BytePS lets the network card read or write GPU memory, forward or backward.
+    """Returns whether BytePS lets the network card access GPU memory, forward or backward.
 
     >>> uses_gdr({"MONOLITH_WITH_BYTEPS_BWD_GDR": "1"})
     True

@@ -1,4 +1,4 @@
-"""Starts synchronous training, and the hooks that run at its start and after its steps."""
+"""Starts synchronous training, and provides hooks for its start and its steps."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ Changing = MutableMapping[str, str]
 def try_init_cuda(
     *, flags: LaunchFlags, transport: str = "auto", environ: Changing | None = None
 ) -> None:
-    """Gives each process of a job its own GPU, and starts the transport if it trains in step.
+    """Gives each process of a job its own GPU, and starts the transport for synchronous training.
 
-    As in Monolith, whatever goes wrong in `transport="reference"` is logged, not raised.
+    With `transport="reference"` all errors are logged, not raised, as in Monolith.
     """
     environ = env.current() if environ is None else environ
     if not is_reference(transport):
@@ -76,11 +76,11 @@ def init_sync_train_and_update_conf(
     environ: Changing | None = None,
     address_of: Callable[[str], str] = bps.interface_address,
 ) -> None:
-    """Starts the transport, once, and tells the config who this process is.
+    """Starts the transport once, and writes rank and size of this process to the config.
 
-    BytePS if MONOLITH_WITH_BYTEPS is set, else Horovod if it is installed, else
-    torch.distributed. `transport="reference"`: as Monolith, which leaves the config alone where a
-    library is missing, and whose latch BytePS alone does not set.
+    Uses BytePS if MONOLITH_WITH_BYTEPS is set, else Horovod if it is installed, else
+    torch.distributed. With `transport="reference"` it follows Monolith: the config is unchanged if
+    a library is missing, and BytePS alone does not mark training as started.
     """
     environ = env.current() if environ is None else environ
     with_byteps = switched_on(env.WITH_BYTEPS, environ, transport)
@@ -98,7 +98,7 @@ def init_sync_train_and_update_conf(
 
 
 def _shared(environ: Changing) -> bool:
-    """Whether Horovod does a part of what BytePS could do."""
+    """Returns whether Horovod does a part of the work instead of BytePS."""
     names = ("MONOLITH_WITH_BYTEPS_BCAST", "MONOLITH_WITH_BYTEPS_ALLREDUCE")
     return any(env.whole(name, environ, default=1) == 0 for name in names)
 
@@ -110,7 +110,8 @@ def _start(
     environ: Changing,
     address_of: Callable[[str], str],
 ) -> Transport:
-    """All libraries are looked for before the first one starts: a missing one leaves no half."""
+    """Starts the transports. All libraries are looked up first, so a missing one leaves nothing
+    started."""
     first = if_installed("byteps") if with_byteps else None
     if with_byteps and first is None:
         _log.warning("%s asks for BytePS, which is not installed", env.WITH_BYTEPS)
@@ -164,18 +165,19 @@ def _tell(conf: SyncTrainConfig, chosen: Transport) -> None:
 
 
 TELEMETRY_STEPS = 50
-_PUSH_PULLS = 3  # operations of the dense part in a report; all-to-all is told in full
+_PUSH_PULLS = 3  # dense operations per report; all all-to-all operations are reported
 
 
 class BroadcastHook:
-    """Before the first step every process gets root's parameters and buffers."""
+    """Copies the root's parameters and buffers to every process before the first step."""
 
     def __init__(self, transport: Transport, root: int = 0, device: str = "") -> None:
         self.transport, self.root, self.device = transport, root, device
 
     @torch.no_grad()
     def on_start(self, model: nn.Module, optimizer: Any, step: int) -> None:
-        """One flat bucket a dtype and device, so that many small tensors are one message."""
+        """Broadcasts one flat bucket per dtype and device, so that small tensors share a
+        message."""
         tensors = [*model.parameters(), *model.buffers()]
         kinds = dict.fromkeys((t.dtype, t.device) for t in tensors)
         for kind in kinds:
@@ -189,21 +191,21 @@ class BroadcastHook:
             tensor.copy_(bucket[end - tensor.numel() : end].view_as(tensor))
 
     def after_step(self, step: int, samples: int = 0) -> None:
-        """Nothing more."""
+        """Does nothing."""
 
 
 class TelemetryHook:
-    """Every `interval` steps rank 0 logs how long the exchanges took."""
+    """Logs the durations of exchanges on rank 0 every `interval` steps."""
 
     def __init__(self, transport: Transport, interval: int = TELEMETRY_STEPS) -> None:
         self.transport, self.interval, self.last_step = transport, interval, 0
 
     def on_start(self, model: nn.Module, optimizer: Any, step: int) -> None:
-        """Counts from here."""
+        """Starts counting at this step."""
         self.last_step = step
 
     def after_step(self, step: int, samples: int = 0) -> None:
-        """All all-to-all operations and up to three others of the dense part."""
+        """Logs all all-to-all operations and up to three dense operations."""
         if step <= self.last_step + self.interval:
             return
         self.last_step = step
@@ -229,7 +231,7 @@ def get_sync_run_hooks(
     transport: str = "auto",
     environ: Environ | None = None,
 ) -> list[BroadcastHook | TelemetryHook]:
-    """The hooks of a job that trains in step; none for one that does not.
+    """Returns the hooks of a job with synchronous training; none otherwise.
 
     `hedgerow.train.loop.Trainer` calls them: `Trainer(..., hooks=get_sync_run_hooks(flags=flags))`.
 

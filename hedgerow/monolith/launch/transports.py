@@ -26,7 +26,7 @@ AUTO, REFERENCE = "auto", "reference"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFlags:
-    """The flags of Monolith, as an argument.
+    """Monolith's flags, passed as an argument.
 
     >>> LaunchFlags(enable_sync_training=True).num_ps
     0
@@ -40,7 +40,8 @@ class LaunchFlags:
 
 @dataclass(slots=True, kw_only=True)
 class SyncTrainConfig:
-    """What `init_sync_train_and_update_conf` changes once the processes know each other.
+    """The settings that `init_sync_train_and_update_conf` changes after the processes are
+    connected.
 
     >>> SyncTrainConfig(uuid="job7", model_dir="/models").num_workers
     1
@@ -57,7 +58,7 @@ class SyncTrainConfig:
 
 
 def is_reference(transport: str) -> bool:
-    """Whether Monolith's rules are asked for, its defects included.
+    """Returns whether Monolith's rules apply, including its defects.
 
     >>> is_reference("auto"), is_reference("reference")
     (False, True)
@@ -68,7 +69,7 @@ def is_reference(transport: str) -> bool:
 
 
 def switched_on(variable: str, environ: Environ, transport: str) -> bool:
-    """Whether a variable is on: 1 or true; for Monolith, every number but 0.
+    """Returns whether a variable is on: 1 or true. For Monolith, every number but 0.
 
     >>> switched_on("MONOLITH_WITH_BYTEPS", {"MONOLITH_WITH_BYTEPS": "2"}, "reference")
     True
@@ -78,12 +79,12 @@ def switched_on(variable: str, environ: Environ, transport: str) -> bool:
     return env.switch(variable, environ)
 
 
-_KEPT = 1000  # times of an operation; a job runs for days
+_KEPT = 1000  # durations kept per operation; a job runs for days
 
 
 @dataclass(frozen=True, slots=True)
 class OpTimes:
-    """Times of one operation since the last report."""
+    """Durations of one operation since the last report."""
 
     name: str
     mean_ms: float
@@ -92,7 +93,7 @@ class OpTimes:
 
 
 class OpTimers:
-    """Collects times; not thread-safe.
+    """Collects durations by operation. Not thread-safe.
 
     >>> timers = OpTimers()
     >>> with timers.timed("alltoall"):
@@ -106,7 +107,7 @@ class OpTimers:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the time of the block."""
+        """Adds the duration of the block."""
         start = time.perf_counter()
         try:
             yield
@@ -114,7 +115,7 @@ class OpTimers:
             self._times_ms[name].append(1000 * (time.perf_counter() - start))
 
     def take(self) -> list[OpTimes]:
-        """All operations since the last call, by name."""
+        """Returns the durations of all operations since the last call, sorted by name."""
         taken, self._times_ms = self._times_ms, defaultdict(lambda: deque(maxlen=_KEPT))
         return [
             OpTimes(name, statistics.fmean(times), statistics.pstdev(times), len(times))
@@ -126,37 +127,38 @@ _log = logging.getLogger(__name__)
 
 
 class Transport(Protocol):
-    """One way to carry values; every call is made by all processes, in the same order."""
+    """Exchanges tensors between processes. All processes must make the same calls in the same
+    order."""
 
     name: str
     timers: OpTimers
 
     def init(self) -> None:
-        """Brings the processes together, once."""
+        """Connects the processes. Called once."""
         ...
 
     def rank(self) -> int:
-        """This process."""
+        """Returns the rank of this process."""
         ...
 
     def size(self) -> int:
-        """All processes."""
+        """Returns the number of processes."""
         ...
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Everybody's `tensor` becomes root's."""
+        """Replaces `tensor` on every process by that of `root`."""
         ...
 
     def average(self, tensor: Tensor) -> Tensor:
-        """The mean over all processes; may be written into `tensor`."""
+        """Returns the mean over all processes. It may be written into `tensor`."""
         ...
 
     def all_to_all(self, tensor: Tensor, splits: Sequence[int], op: str = "alltoall") -> Tensor:
-        """Sends `splits[i]` rows of `tensor` to process i, and gets as many from it."""
+        """Sends `splits[i]` rows of `tensor` to process i, and receives as many from it."""
         ...
 
     def barrier(self) -> None:
-        """Waits for all."""
+        """Waits for all processes."""
         ...
 
 
@@ -173,68 +175,68 @@ class TorchTransport:
         start_process_group()
 
     def rank(self) -> int:
-        """This process."""
+        """Returns the rank of this process."""
         return dist.get_rank()
 
     def size(self) -> int:
-        """All processes."""
+        """Returns the number of processes."""
         return dist.get_world_size()
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Everybody's `tensor` becomes root's."""
+        """Replaces `tensor` on every process by that of `root`."""
         with self.timers.timed("broadcast"):
             dist.broadcast(tensor, root)
 
     def average(self, tensor: Tensor) -> Tensor:
-        """The mean, in place: a sum and a division, since gloo knows no mean."""
+        """Computes the mean in place as a sum and a division, because gloo has no mean."""
         with self.timers.timed("push_pull"):
             dist.all_reduce(tensor)
             return tensor.div_(dist.get_world_size())
 
     def all_to_all(self, tensor: Tensor, splits: Sequence[int], op: str = "alltoall") -> Tensor:
-        """Sends and receives parts of these sizes, in the memory where `tensor` is."""
+        """Sends and receives parts of these sizes on the device of `tensor`."""
         with self.timers.timed(op):
             out, sizes = tensor.new_empty(tensor.shape), list(splits)
             dist.all_to_all_single(out, tensor, sizes, sizes)
             return out
 
     def barrier(self) -> None:
-        """Waits for all."""
+        """Waits for all processes."""
         dist.barrier()
 
 
 class ModuleTransport:
-    """BytePS or Horovod through its module for torch."""
+    """BytePS or Horovod, used through its torch module."""
 
     def __init__(self, name: str, module: Any) -> None:
         self.name, self.module = name, module
         self.timers = OpTimers()
 
     def init(self) -> None:
-        """The module's own start."""
+        """Calls the module's `init`."""
         self.module.init()
 
     def rank(self) -> int:
-        """This process."""
+        """Returns the rank of this process."""
         return int(self.module.rank())
 
     def size(self) -> int:
-        """All processes."""
+        """Returns the number of processes."""
         return int(self.module.size())
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Everybody's `tensor` becomes root's."""
+        """Replaces `tensor` on every process by that of `root`."""
         with self.timers.timed("broadcast"):
             self.module.broadcast_parameters({"bucket": tensor}, root_rank=root)
 
     def average(self, tensor: Tensor) -> Tensor:
-        """The mean over all processes."""
+        """Returns the mean over all processes."""
         with self.timers.timed("push_pull"):
             op = self.module.push_pull if self.name == "byteps" else self.module.allreduce
             return op(tensor, average=True, name="average")
 
     def all_to_all(self, tensor: Tensor, splits: Sequence[int], op: str = "alltoall") -> Tensor:
-        """The module's op of that name; not every build has them."""
+        """Calls the module's op of that name. Not every build has it."""
         if not hasattr(self.module, op):
             raise NotSupportedError(f"this build of {self.name} has no {op}; use torch: unset "
                                     f"{env.WITH_BYTEPS} and {env.WITH_HOROVOD}.")  # fmt: skip
@@ -242,29 +244,29 @@ class ModuleTransport:
         more = {"recv_splits": sizes} if self.name == "byteps" else {}
         with self.timers.timed(op):
             found = getattr(self.module, op)(tensor, splits=sizes, **more)
-        return found[0] if isinstance(found, tuple) else found  # with the sizes that came
+        return found[0] if isinstance(found, tuple) else found  # some return the received sizes too
 
     def barrier(self) -> None:
-        """Waits for all: a mean of one value."""
+        """Waits for all processes by averaging one value."""
         self.average(torch.zeros(1))
 
 
 def byteps() -> ModuleTransport:
-    """BytePS, or ModuleNotFoundError."""
+    """Returns BytePS. Raises ModuleNotFoundError if it is not installed."""
     import byteps.torch as module  # pyright: ignore[reportMissingImports]
 
     return ModuleTransport("byteps", module)
 
 
 def horovod() -> ModuleTransport:
-    """Horovod, or ModuleNotFoundError."""
+    """Returns Horovod. Raises ModuleNotFoundError if it is not installed."""
     import horovod.torch as module  # pyright: ignore[reportMissingImports]
 
     return ModuleTransport("horovod", module)
 
 
 def if_installed(name: str) -> ModuleTransport | None:
-    """The one of that name, None where it is not installed.
+    """Returns the named transport, or None if it is not installed.
 
     >>> if_installed("horovod") is None
     True
@@ -277,7 +279,8 @@ def if_installed(name: str) -> ModuleTransport | None:
 
 
 def asked_for(environ: Environ | None = None, transport: str = "auto") -> Transport:
-    """What the environment asks for; torch where it asks for nothing, or for what is missing.
+    """Returns the transport that the environment selects, or torch if it is missing or none is
+    selected.
 
     >>> asked_for({}).name
     'torch'
@@ -289,12 +292,12 @@ def asked_for(environ: Environ | None = None, transport: str = "auto") -> Transp
                 return byteps() if name == "byteps" else horovod()
             if (found := if_installed(name)) is not None:
                 return found
-            _log.warning("%s asks for %s, which is not installed: torch it is", variable, name)
+            _log.warning("%s asks for %s, which is not installed: torch is used", variable, name)
     return TorchTransport()
 
 
 def launcher_found(environ: Environ, transport: str) -> bool:
-    """Whether this process is one of a job; for Monolith, whether OpenMPI says so.
+    """Returns whether this process belongs to a job. For Monolith, whether OpenMPI started it.
 
     >>> launcher_found({"OMPI_COMM_WORLD_LOCAL_RANK": ""}, "reference")
     True
@@ -307,7 +310,7 @@ def launcher_found(environ: Environ, transport: str) -> bool:
 def enable_sync_training(
     flags: LaunchFlags, *, transport: str = "auto", environ: Environ | None = None
 ) -> bool:
-    """Whether the flag is on and a launcher started this process; False where that is unclear.
+    """Returns whether the flag is on and a launcher started this process. False if that is unclear.
 
     >>> enable_sync_training(LaunchFlags(enable_sync_training=True), environ={})
     False
@@ -327,7 +330,7 @@ def get_device_str(
     transport: str = "auto",
     environ: Environ | None = None,
 ) -> str:
-    """The device as Monolith writes it: for logs; `get_device` is what torch takes.
+    """Returns the device in Monolith's notation, for logs. torch takes the result of `get_device`.
 
     >>> get_device_str(flags=LaunchFlags(enable_gpu_training=True), environ={})
     '/device:GPU:0'

@@ -1,4 +1,4 @@
-"""Layouts: from the vectors of a batch's ids to the dense inputs of a model."""
+"""Layouts: turn the vectors of a batch's ids into the dense inputs of a model."""
 
 from __future__ import annotations
 

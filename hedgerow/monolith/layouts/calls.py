@@ -15,7 +15,7 @@ from .config import FeatureConfigs, by_name, text_of
 from .inputs import to_element_encoding
 from .operators import embedding_to_layout, embedding_to_layout_backward
 
-Counts = Tensor | Sequence[int]  # a few whole numbers
+Counts = Tensor | Sequence[int]  # a few integers
 
 
 def fused_embedding_to_layout(
@@ -30,15 +30,17 @@ def fused_embedding_to_layout(
     emb_lengths: Counts | None = None,
     validate: bool = False,
 ) -> list[Tensor]:
-    """The tensors of all layouts, by name; differentiable in `embeddings`.
+    """Returns the tensors of all layouts, sorted by layout name. Differentiable in `embeddings`.
 
-    `embeddings` are the vectors of each table and shard, as a list by table, then shard; or all in
-    one flat tensor by shard, then table, cut by `emb_lengths`. The index tensors are `shard_fids`'.
+    `embeddings` holds the vectors of each table and shard: a list ordered by table, then shard; or
+    one flat tensor ordered by shard, then table, with `emb_lengths`. `shard_fids` returns the index
+    tensors.
 
-    >>> from hedgerow.monolith.layouts import Feature, FeatureConfigs, OutConfig, Slice, shard_fids
+    >>> from hedgerow.monolith.layouts import FeatureConfigs, LayoutFeature, OutConfig, Slice
+    >>> from hedgerow.monolith.layouts import shard_fids
     >>> from hedgerow.core.ids import Ragged
     >>> config = FeatureConfigs(
-    ...     {"f": Feature("t", "SUM", (2,))}, {"out": OutConfig("NONE", (Slice("f", 0, 2),))}
+    ...     {"f": LayoutFeature("t", "SUM", (2,))}, {"out": OutConfig("NONE", (Slice("f", 0, 2),))}
     ... )
     >>> rows = Ragged.from_lists([[7, 8], [7]])
     >>> ids = shard_fids({"f": (False, rows)}, 2, 1, config, unique=True)
@@ -78,11 +80,12 @@ def fused_embedding_to_layout_requests(
     num_shards: int,
     validate: bool = False,
 ) -> list[Tensor]:
-    """`fused_embedding_to_layout` of several requests, whose tensors come one behind the other.
+    """Like `fused_embedding_to_layout`, for several requests whose tensors are concatenated.
 
     Each request's indices count from its own start. `batch_size`, `nfl_size`, `feature_size` and
-    `fid_size` have a number a request, `emb_size` one a request and list. Outputs are joined along
-    dimension 0. To compile a program, pass `batch_size` as a list: the outputs' sizes depend on it.
+    `fid_size` have one number per request, `emb_size` one per request and list. Outputs are
+    concatenated along dimension 0. In a compiled program pass `batch_size` as a list, because
+    output sizes depend on it.
     """
     index = (fid_offset, feature_offset, nfl_offset)
     lists = _flat(embeddings, False, index)
@@ -98,7 +101,7 @@ def fused_embedding_to_layout_requests(
     if any(one.shape[0] != len(rows) for one in sizes):
         raise InputError(
             f"nfl_size, feature_size, fid_size have {[one.shape[0] for one in sizes]} entries; "
-            f"batch_size has {len(rows)}: one a request."
+            f"batch_size has {len(rows)}: one per request."
         )
     return embedding_to_layout(
         lists,
@@ -126,9 +129,9 @@ def fused_embedding_to_layout_grad(
     emb_lengths: Counts | None = None,
     validate: bool = False,
 ) -> list[Tensor]:
-    """The gradient of `embeddings`, one tensor for each; of a flat tensor, a list of one.
+    """Returns the gradient of each of `embeddings`; for a flat tensor, a list of one.
 
-    Of `embeddings` only shapes matter. The scale multiplies every incoming gradient.
+    Only the shapes of `embeddings` matter. The scale multiplies every incoming gradient.
     """
     index = (fid_offset, feature_offset, nfl_offset)
     lists = _flat(embeddings, emb_lengths is not None, index)
@@ -145,8 +148,8 @@ def fused_embedding_to_layout_grad(
     arguments.beside("fid_offset", fid_offset, "layout_tensors_grad", received)
     scale = _scale(layout_tensors_grad_scale, fid_offset)
     shapes = [embeddings.shape] if isinstance(embeddings, Tensor) else [e.shape for e in embeddings]
-    if not config.outs and not received:  # nothing says of which type it would be
-        embedding_to_layout([one.detach() for one in lists], *rest)  # for its checks
+    if not config.outs and not received:  # the dtype of the result would be unknown
+        embedding_to_layout([one.detach() for one in lists], *rest)  # only to run its checks
         return [one.new_zeros(shape) for one, shape in zip(lists, shapes, strict=True)]
     grads = embedding_to_layout_backward(received, scale, [len(one) for one in lists], *rest)
     return [grad.view(shape) for grad, shape in zip(grads, shapes, strict=True)]
@@ -155,11 +158,11 @@ def fused_embedding_to_layout_grad(
 def nest_layout(
     tensors: Sequence[Tensor], config: FeatureConfigs
 ) -> dict[str, Tensor | list[Tensor]]:
-    """The tensors of layouts by name: one tensor, or a list of them where the type is NONE.
+    """Returns the tensors of layouts by name: one tensor, or a list for a layout of type NONE.
 
-    >>> from hedgerow.monolith.layouts import Feature, OutConfig, Slice
+    >>> from hedgerow.monolith.layouts import LayoutFeature, OutConfig, Slice
     >>> config = FeatureConfigs(
-    ...     {"f": Feature("t", "SUM", (2,))}, {"out": OutConfig("ADDN", (Slice("f", 0, 2),))}
+    ...     {"f": LayoutFeature("t", "SUM", (2,))}, {"out": OutConfig("ADDN", (Slice("f", 0, 2),))}
     ... )
     >>> nest_layout([torch.zeros(1, 2)], config)
     {'out': tensor([[0., 0.]])}
@@ -180,9 +183,10 @@ def nest_layout(
 def _flat(
     embeddings: Sequence[Tensor] | Tensor, cut: bool, index: tuple[Tensor, Tensor, Tensor]
 ) -> list[Tensor]:
-    """Every list of vectors as one row of values, all beside the index tensors.
+    """Returns every list of vectors as a flat tensor. Raises unless all are on the index tensors'
+    device.
 
-    Torch would choose a device of several, and what it says of another kind is no ValueError.
+    torch would pick one of several devices, and its errors are not ValueErrors.
     """
     if isinstance(embeddings, Tensor):
         if not cut:
@@ -233,10 +237,10 @@ def fused_embedding_to_layout_versioned(
     emb_lengths: Counts | None = None,
     request_sizes: tuple[Counts, Counts, Counts, Counts] | None = None,
 ) -> list[Tensor]:
-    """`fused_embedding_to_layout` with the input of a version, 1 to 5.
+    """Like `fused_embedding_to_layout`, with the input format of a version from 1 to 5.
 
-    Version 2 needs `fid_list_row_splits`, version 4 `emb_lengths`; version 5 takes several requests
-    with `request_sizes`: nfl_size, feature_size, fid_size, emb_size.
+    Version 2 needs `fid_list_row_splits` and version 4 `emb_lengths`. Version 5 takes several
+    requests with `request_sizes`: nfl_size, feature_size, fid_size, emb_size.
     """
     words = to_element_encoding(fid_offset, version, config, num_shards, fid_list_row_splits)
     if version == 5 and request_sizes is not None:
@@ -281,7 +285,8 @@ def fused_embedding_to_layout_grad_versioned(
     fid_list_row_splits: Sequence[Tensor] | None = None,
     emb_lengths: Counts | None = None,
 ) -> list[Tensor]:
-    """`fused_embedding_to_layout_grad` with the input of a version; of one request."""
+    """Like `fused_embedding_to_layout_grad`, with the input format of a version, for one
+    request."""
     words = to_element_encoding(fid_offset, version, config, num_shards, fid_list_row_splits)
     return fused_embedding_to_layout_grad(
         embeddings,
@@ -298,7 +303,7 @@ def fused_embedding_to_layout_grad_versioned(
 
 
 def _cut(version: int, emb_lengths: Counts | None) -> Counts | None:
-    """Only version 4 has one flat tensor; the others' calls may carry lengths they do not use."""
+    """Returns `emb_lengths` for version 4, which has one flat tensor. Other versions ignore it."""
     if version == 4 and emb_lengths is None:
         raise InputError("version 4 needs emb_lengths, which cut its flat tensor.")
     return emb_lengths if version == 4 else None

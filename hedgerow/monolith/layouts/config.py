@@ -1,4 +1,4 @@
-"""The configuration of layouts: which columns of which features, how pooled, placed where."""
+"""The configuration of layouts: which columns of which features, how they are pooled and placed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ...core.errors import ConfigError, DtypeError
 
 POOLINGS = ("SUM", "MEAN", "FIRSTN")
 OUT_TYPES = ("CONCAT", "STACK", "ADDN", "NONE")
-_MOST = 2**31 - 1  # of widths and lengths, which are 32 bits in Monolith
+_MOST = 2**31 - 1  # limit of widths and lengths, which have 32 bits in Monolith
 
 
 def by_name(names: Iterable[str]) -> list[str]:
-    """Names in the order of their UTF-8 bytes, which numbers features, tables and layouts.
+    """Returns names sorted by their UTF-8 bytes. This order numbers features, tables and layouts.
 
     >>> by_name({"f2", "f10", "F1"})
     ['F1', 'f10', 'f2']
@@ -30,7 +30,7 @@ def _name(owner: str, what: str, value: str) -> None:
 
 
 def _whole(owner: str, what: str, value: int, least: int = 0) -> int:
-    """A whole number of 32 bits, as int: numpy's are no JSON."""
+    """Returns a 32-bit integer as a Python int, because numpy integers are not JSON."""
     checks.whole(owner, what, value, least=least)
     if value > _MOST:
         raise ConfigError(f"{owner}.{what} is {value}; it must be at most 2^31 - 1.")
@@ -55,16 +55,16 @@ def _each(what: str, values: Iterable[Any], kind: type) -> None:
 
 
 def _set(owner: object, **values: object) -> None:
-    """Sets fields of a frozen value while it is made."""
+    """Sets fields of a frozen object during construction."""
     for name, value in values.items():
         object.__setattr__(owner, name, value)
 
 
 @dataclass(frozen=True)
 class LayoutFeature:
-    """A feature: its table, how the ids of a row are pooled, and the parts of its vector.
+    """A feature: its table, how the ids of a row are pooled, and the widths of its slices.
 
-    >>> Feature("t", "FIRSTN", (1, 4), 3).width
+    >>> LayoutFeature("t", "FIRSTN", (1, 4), 3).width
     5
     """
 
@@ -74,27 +74,27 @@ class LayoutFeature:
     max_sequence_length: int = 0
 
     def __post_init__(self) -> None:
-        _name("Feature", "table", self.table)
-        checks.choice("Feature", "pooling", self.pooling, POOLINGS)
-        dims = _entries("Feature", "slice_dims", self.slice_dims)
-        _set(self, slice_dims=tuple(_whole("Feature", "slice_dims", dim, 1) for dim in dims))
-        _whole("Feature", "slice_dims' sum", self.width, 1)
-        length = _whole("Feature", "max_sequence_length", self.max_sequence_length, -(2**31))
+        _name("LayoutFeature", "table", self.table)
+        checks.choice("LayoutFeature", "pooling", self.pooling, POOLINGS)
+        dims = _entries("LayoutFeature", "slice_dims", self.slice_dims)
+        _set(self, slice_dims=tuple(_whole("LayoutFeature", "slice_dims", dim, 1) for dim in dims))
+        _whole("LayoutFeature", "slice_dims' sum", self.width, 1)
+        length = _whole("LayoutFeature", "max_sequence_length", self.max_sequence_length, -(2**31))
         _set(self, max_sequence_length=length)
         if self.pooling == "FIRSTN" and self.max_sequence_length < 1:
             raise ConfigError(
-                f"Feature.max_sequence_length is {self.max_sequence_length}; FIRSTN keeps that "
-                f"many ids of a row: it must be at least 1."
+                f"LayoutFeature.max_sequence_length is {self.max_sequence_length}; FIRSTN keeps "
+                f"that many ids per row: it must be at least 1."
             )
 
     @property
     def width(self) -> int:
-        """Values of one vector."""
+        """Values per vector."""
         return sum(self.slice_dims)
 
     @property
     def length(self) -> int:
-        """Positions of one row in an output; 0 if the ids are pooled into one vector."""
+        """Positions per row in an output; 0 if the ids are pooled into one vector."""
         return self.max_sequence_length if self.pooling == "FIRSTN" else 0
 
 
@@ -128,9 +128,9 @@ class Slice:
 
 @dataclass(frozen=True)
 class OutConfig:
-    """One layout: slices, how they are put together, and the shapes if they are to be checked.
+    """One layout: its slices, how they are combined, and optional shapes to check.
 
-    Dimension 0 of a shape is the batch: -1, or the rows every batch must have.
+    Dimension 0 of a shape is the batch: -1, or the number of rows that every batch must have.
 
     >>> OutConfig("CONCAT", (Slice("f", 0, 2), Slice("g", 0, 3)), ((-1, 5),)).shape
     ((-1, 5),)
@@ -155,7 +155,7 @@ class OutConfig:
         _set(self, shape=tuple(shape))
 
     def sizes(self, features: Mapping[str, LayoutFeature]) -> list[tuple[int, ...]]:
-        """The size of each output tensor without the batch."""
+        """Returns the shape of each output tensor without the batch dimension."""
         first = self.slices[0]
         length = features[first.feature].length
         positions = (length,) if length else ()
@@ -175,10 +175,11 @@ class OutConfig:
 
 @dataclass(frozen=True)
 class FeatureConfigs:
-    """Features and layouts by name; all rules of both are checked when it is made.
+    """Features and layouts by name. All rules are checked at construction.
 
     >>> config = FeatureConfigs(
-    ...     {"f": Feature("t", "SUM", (2, 3))}, {"out": OutConfig("NONE", (Slice("f", 2, 5),))}
+    ...     {"f": LayoutFeature("t", "SUM", (2, 3))},
+    ...     {"out": OutConfig("NONE", (Slice("f", 2, 5),))},
     ... )
     >>> config.tables, FeatureConfigs.from_json(config.to_json()) == config
     (['t'], True)
@@ -186,7 +187,7 @@ class FeatureConfigs:
 
     features: Mapping[str, LayoutFeature]
     outs: Mapping[str, OutConfig]
-    # The whole of it as one text: what a registered op takes, since torch knows texts.
+    # The configuration as a string, which registered ops take, because torch supports strings.
     text: str = field(init=False, repr=False, compare=False)
     names: list[str] = field(init=False, repr=False, compare=False)  # features by number
     tables: list[str] = field(init=False, repr=False, compare=False)  # tables by number
@@ -209,7 +210,7 @@ class FeatureConfigs:
         return hash(self.text)
 
     def to_json(self) -> dict[str, Any]:
-        """As the JSON form, by name."""
+        """Returns the JSON form, sorted by name."""
         features = {name: self.features[name] for name in by_name(self.features)}
         outs = {name: self.outs[name] for name in by_name(self.outs)}
         return {
@@ -237,7 +238,8 @@ class FeatureConfigs:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> FeatureConfigs:
-        """From the JSON form: `{"features": {name: ...}, "outs": {name: ...}}`."""
+        """Builds the configuration from its JSON form: `{"features": {name: ...}, "outs": {name:
+        ...}}`."""
         _keys("config", value, {"features", "outs"}, set())
         return FeatureConfigs(
             {name: _feature(name, one) for name, one in value["features"].items()},
@@ -246,7 +248,7 @@ class FeatureConfigs:
 
 
 def text_of(config: FeatureConfigs) -> str:
-    """The text of a configuration, which a registered op takes; nothing else is one."""
+    """Returns the string of a configuration for a registered op. Raises for other types."""
     if not isinstance(config, FeatureConfigs):
         raise DtypeError(f"config is a {type(config).__name__}; pass a FeatureConfigs.")
     return config.text

@@ -1,4 +1,4 @@
-"""The arguments of a layout op, checked and in one form: tasks, offsets and lists of vectors."""
+"""The arguments of a layout op, checked and normalized: tasks, offsets and lists of vectors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ...ops.arguments import FLOATS, WHOLE, together, typed
 from ...ops.library import register
 from .config import FeatureConfigs, OutConfig, by_name, text_of
 
-_KEPT = 256  # configurations; a program has a few
+_KEPT = 256  # configurations; a program has few
 POOLING_NUMBERS = {"SUM": 0, "MEAN": 1, "FIRSTN": 3}
 
 
 @dataclass(frozen=True)
 class Task:
-    """Where one slice comes from and where it goes; strides and columns count values."""
+    """Source and destination of one slice. Strides and columns count values."""
 
     feature: int
     output: int
@@ -41,36 +41,36 @@ class Task:
     adds: bool  # an earlier task has set the values
 
     def numbers(self) -> list[int]:
-        """As the core takes it."""
+        """Returns the task as numbers for the core."""
         return [int(value) for value in vars(self).values()]
 
 
 @dataclass(frozen=True)
 class LayoutTasks:
-    """The tasks by feature, and the sizes of the outputs without the batch."""
+    """The tasks ordered by feature, and the shapes of the outputs without the batch."""
 
     config: FeatureConfigs
     tasks: list[Task]
     sizes: list[tuple[int, ...]]
-    batches: list[tuple[str, int]]  # layouts that name the rows of a batch
+    batches: list[tuple[str, int]]  # layouts that fix the number of rows of a batch
 
     @functools.cached_property
     def core(self) -> native.LayoutPlan:
-        """The tasks as the core keeps them; other devices need no core."""
+        """The tasks in the form of the core. Other devices do not need the core."""
         numbers = [value for task in self.tasks for value in task.numbers()]
         return native.LayoutPlan(len(self.config.names), numbers)
 
     @functools.cached_property
     def kept(self) -> dict[torch.device, Any]:
-        """What the kernels of each device keep of it."""
+        """Objects that the kernels keep for each device."""
         return {}
 
     def shapes(self, rows: int) -> list[tuple[int, ...]]:
-        """The shape of each output."""
+        """Returns the shape of each output."""
         return [(rows, *size) for size in self.sizes]
 
     def check_rows(self, rows: int) -> None:
-        """Layouts that name the rows of a batch get them."""
+        """Raises unless the number of rows fits the layouts that fix it."""
         for name, wanted in self.batches:
             if rows != wanted:
                 raise InputError(
@@ -81,7 +81,7 @@ class LayoutTasks:
 
 @functools.lru_cache(maxsize=_KEPT)
 def plan_of(text: str) -> LayoutTasks:
-    """The plan of a configuration's text, made once."""
+    """Returns the tasks of a configuration's string. Computed once."""
     config = FeatureConfigs.from_json(json.loads(text))
     numbers = {name: number for number, name in enumerate(config.names)}
     tasks: list[Task] = []
@@ -92,18 +92,18 @@ def plan_of(text: str) -> LayoutTasks:
         tasks += _tasks(out, config, numbers, len(sizes))
         sizes += out.sizes(config.features)
         batches += [(name, dims[0]) for dims in out.shape if dims[0] != -1]
-    tasks.sort(key=lambda task: task.feature)  # stable: a feature's slices in the layouts' order
+    tasks.sort(key=lambda task: task.feature)  # stable: slices stay in layout order
     return LayoutTasks(config, _first_sets(tasks), sizes, batches)
 
 
-# The registered ops keep this module to the very end; the core's objects must be gone before.
+# The registered ops keep this module alive until exit. The core's objects must be freed before.
 atexit.register(plan_of.cache_clear)
 
 
 def _tasks(
     out: OutConfig, config: FeatureConfigs, numbers: dict[str, int], first_output: int
 ) -> list[Task]:
-    """The tasks of one layout, in the order of its slices."""
+    """Returns the tasks of one layout, in the order of its slices."""
     widths = [one.width for one in out.slices]
     before = list(accumulate(widths, initial=0))
     tasks = []
@@ -136,7 +136,7 @@ def _tasks(
 
 
 def _first_sets(tasks: list[Task]) -> list[Task]:
-    """Of the tasks that add to one output the first sets it, so that nobody must clear it."""
+    """Makes the first task of each added output set its values, so that nothing must be cleared."""
     begun: set[int] = set()
     found = []
     for task in tasks:
@@ -147,7 +147,7 @@ def _first_sets(tasks: list[Task]) -> list[Task]:
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """Where one request lies in the index tensors, and its rows in the outputs."""
+    """The position of one request in the index tensors, and its rows in the outputs."""
 
     nfl: int
     offsets: int
@@ -160,7 +160,7 @@ class LayoutRequest:
 
 @dataclass(frozen=True)
 class Indices:
-    """The index tensors of one call, and how its requests and lists lie."""
+    """The index tensors of one call, and the positions of its requests and lists."""
 
     plan: LayoutTasks
     fid_offset: Tensor
@@ -169,7 +169,7 @@ class Indices:
     requests: list[LayoutRequest]
     lists: int
     lengths: list[int]  # values of each list of each request
-    places: list[tuple[int, int]]  # of each: the tensor it is in, and its first value there
+    places: list[tuple[int, int]]  # per list: its tensor, and its first value there
 
     @property
     def rows(self) -> int:
@@ -177,13 +177,13 @@ class Indices:
         return sum(request.rows for request in self.requests)
 
     def addresses(self, tensors: Sequence[Tensor]) -> list[int]:
-        """Where each list of each request begins in `tensors`."""
+        """Returns the address of each list of each request in `tensors`."""
         starts = [tensor.data_ptr() for tensor in tensors]
         size = tensors[0].element_size() if tensors else 0
         return [starts[number] + size * first for number, first in self.places]
 
     def core(self) -> native.LayoutBatch:
-        """As the core takes it; the tensors must be kept alive."""
+        """Returns the indices in the form of the core. The tensors must be kept alive."""
         return native.LayoutBatch(
             self.lists,
             [value for request in self.requests for value in vars(request).values()],
@@ -195,7 +195,8 @@ class Indices:
         )
 
     def check(self) -> native.LayoutBatch:
-        """Every index leads somewhere, or ValueError; waits for a device. As `core`, on the CPU."""
+        """Raises an error for an invalid index. Returns the same as `core`, on the CPU. Blocks on a
+        device."""
         host = self
         if self.fid_offset.device.type != "cpu":
             index = (self.fid_offset.cpu(), self.feature_offset.cpu(), self.nfl_offset.cpu())
@@ -207,7 +208,7 @@ class Indices:
         return core
 
     def describe(self, kind: int, request: int, feature: int, at: int, value: int) -> str:
-        """A fault the core found, in words."""
+        """Returns the text of a fault that the core found."""
         name = self.plan.config.names[feature]
         which = f" of request {request}" if len(self.requests) > 1 else ""
         owner, one = f"feature {name!r}{which}", self.requests[request]
@@ -220,8 +221,8 @@ class Indices:
             )
         if kind == 3:
             return (
-                f"{owner} has {value} entries; it must have {one.rows}, one a row of the batch, or "
-                f"1 if shared, or none"
+                f"{owner} has {value} entries; it must have {one.rows}, one per row of the batch, "
+                f"or 1 if shared, or none"
             )
         if kind == 4:
             return (
@@ -231,7 +232,7 @@ class Indices:
         if kind == 5:
             return (
                 f"fid_offset[{at}] names list {value}, for {owner}; there are {self.lists} lists, "
-                f"one a table and shard"
+                f"one per table and shard"
             )
         ends = [t.start + t.width for t in self.plan.tasks if t.feature == feature]
         number = int(self.fid_offset[at]) >> 32
@@ -243,7 +244,7 @@ class Indices:
 
 
 def vectors(embeddings: Sequence[Tensor], index: Tensor) -> list[Tensor]:
-    """The lists of vectors, contiguous, if all are flat floats of one type beside `index`."""
+    """Returns the lists of vectors, contiguous. Raises unless all are flat floats of one dtype."""
     found = [typed(f"embeddings[{i}]", one, FLOATS, (None,)) for i, one in enumerate(embeddings)]
     for i, one in enumerate(found):
         if one.dtype != found[0].dtype:
@@ -266,10 +267,11 @@ def indices(
     config: str,
     num_shards: int,
 ) -> Indices:
-    """Checks shapes and sizes; `sizes` are the values of each list of vectors.
+    """Checks shapes and sizes. `sizes` are the numbers of values in each list of vectors.
 
-    Without `request_sizes` it is one request: of lists, or, with `lengths`, of one flat tensor cut
-    by them, shards first. With them, `lengths` has the values of each request's part of each list.
+    Without `request_sizes` there is one request: with lists, or with one flat tensor that `lengths`
+    divides by shard, then table. With `request_sizes`, `lengths` holds the number of values of each
+    request in each list.
     """
     plan = plan_of(config)
     if num_shards < 1:
@@ -324,11 +326,11 @@ def _requests(
         _adds_up(f"{name}_size", one, total, f"{name}_offset")
     if any(size != words for size in nfl):
         raise InputError(
-            f"nfl_offset has {' + '.join(map(str, nfl))} words; it must have {words} a request: "
-            f"one a feature, and the end."
+            f"nfl_offset has {' + '.join(map(str, nfl))} words; it must have {words} per request: "
+            f"one per feature, and the end."
         )
     if any(size < 1 for size in offsets):
-        raise InputError("feature_offset is empty; without entries it holds the end alone, [0].")
+        raise InputError("feature_offset is empty; without entries it is [0].")
     if any(rows < 0 for rows in batch_sizes):
         raise InputError(f"batch_size is {min(batch_sizes)}; it must be at least 0.")
     starts = [list(accumulate(one, initial=0)) for one in (nfl, offsets, ids, batch_sizes)]
@@ -349,7 +351,7 @@ def _requests(
 def _cut_flat(
     sizes: Sequence[int], lengths: Tensor, tables: int, shards: int
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Lists in a flat tensor, which has them shard by shard, by table and shard."""
+    """Returns the lists, by table and shard, of a flat tensor ordered by shard, then table."""
     if len(sizes) != 1:
         raise InputError(f"{len(sizes)} embeddings with emb_lengths; they cut one flat tensor.")
     values = typed("emb_lengths", lengths, WHOLE, (tables * shards,)).tolist()
@@ -362,9 +364,9 @@ def _cut_flat(
 def _cut_lists(
     sizes: Sequence[int], lengths: Tensor | None, requests: int
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Each request's part of each list, request by request."""
+    """Returns each request's part of each list, request by request."""
     if lengths is None:
-        raise InputError("emb_size is missing; requests need the values each has of each list.")
+        raise InputError("emb_size is missing; give the values of each request in each list.")
     lists = len(sizes)
     values = typed("emb_size", lengths.reshape(-1), WHOLE, (requests * lists,)).tolist()
     starts = []
@@ -387,15 +389,14 @@ def to_element_encoding(
     *,
     validate: bool = False,
 ) -> Int64[Tensor, "ids"]:
-    """Words of version 1 or 2 as `list << 32 | first value`; of 3 to 5 they are that already.
+    """Returns words of version 1 or 2 as `list << 32 | first value`.
 
-    Those of 3 to 5 are returned as they are, in the memory of the caller.
+    Words of versions 3 to 5 already have this form and are returned without a copy. Version 1
+    counts rows of a list, whose vectors must have one width. Version 2 counts rows of a feature's
+    part of a list; `fid_list_row_splits` gives the rows of each part.
 
-    Version 1 counts rows of a list, whose vectors must have one width. Version 2 counts rows of
-    one feature's part of a list; `fid_list_row_splits` say how many rows each part has.
-
-    >>> from hedgerow.monolith.layouts import Feature
-    >>> config = FeatureConfigs({"f": Feature("t", "SUM", (4,))}, {})
+    >>> from hedgerow.monolith.layouts import LayoutFeature
+    >>> config = FeatureConfigs({"f": LayoutFeature("t", "SUM", (4,))}, {})
     >>> to_element_encoding(torch.tensor([0, 3, 2**32 + 1]), 1, config, 2).tolist()
     [0, 12, 4294967300]
     """
@@ -450,7 +451,7 @@ _TO_ELEMENTS = register(
 
 
 def _members(config: FeatureConfigs) -> list[list[int]]:
-    """The widths of each table's features, by number."""
+    """Returns the widths of each table's features, by number."""
     widths: dict[str, list[int]] = {table: [] for table in config.tables}
     for name in config.names:
         widths[config.features[name].table].append(config.features[name].width)
@@ -459,7 +460,7 @@ def _members(config: FeatureConfigs) -> list[list[int]]:
 
 def _joined(lists: Tensor, values: Tensor, validate: bool) -> Tensor:
     if arguments.looks_inside(values, validate) and values.numel() and int(values.max()) > _LOW:
-        raise InputError(f"fid_offset leads to value {int(values.max())}; a list has below 2^32.")
+        raise InputError(f"fid_offset leads to value {int(values.max())}; it must be below 2^32.")
     return lists << 32 | values
 
 
@@ -469,7 +470,7 @@ def _from_rows(words: Tensor, config: FeatureConfigs, shards: int, validate: boo
         if len(set(widths)) > 1:
             raise InputError(
                 f"table {table!r} has vectors {sorted(set(widths))} wide; version 1 needs one "
-                f"width a table: use version 2 or 3."
+                f"width per table: use version 2 or 3."
             )
     lists, rows = words >> 32, words & _LOW
     arguments.in_range("list numbers of fid_offset", lists, len(members) * shards, validate)
@@ -488,7 +489,7 @@ def _from_feature_rows(
     if splits is None or len(splits) != len(members) * shards:
         raise InputError(
             f"fid_list_row_splits has {'none' if splits is None else len(splits)}; version 2 needs "
-            f"{len(members) * shards}, one a table and shard."
+            f"{len(members) * shards}, one per table and shard."
         )
     parts = [
         one
@@ -510,7 +511,7 @@ def _from_feature_rows(
 
 
 def _parts(number: int, widths: list[int], splits: Tensor) -> list[tuple[int, int, int, int]]:
-    """List, first value, width and rows of each feature's part of one list."""
+    """Returns list, first value, width and rows of each feature's part of one list."""
     arguments.typed(f"fid_list_row_splits[{number}]", splits, (torch.int64,), (len(widths) + 1,))
     rows = splits.diff().tolist()
     if int(splits[0]) != 0 or any(count < 0 for count in rows):
@@ -523,6 +524,6 @@ def _parts(number: int, widths: list[int], splits: Tensor) -> list[tuple[int, in
         first += count * width
     if first > _LOW:
         raise InputError(
-            f"fid_list_row_splits[{number}] cuts vectors of {first} values; a list has below 2^32."
+            f"fid_list_row_splits[{number}] divides {first} values; a list must be below 2^32."
         )
     return found

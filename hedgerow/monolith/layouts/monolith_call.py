@@ -1,4 +1,4 @@
-"""The layout op with Monolith's argument order, and its serialized FeatureConfigs message."""
+"""The layout op with Monolith's argument order, and a parser of its FeatureConfigs message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OUT_TYPES = {0: "CONCAT", 1: "STACK", 2: "ADDN", 3: "NONE"}
 
 
 def read_feature_configs(message: bytes) -> FeatureConfigs:
-    """The configuration in a message; fields that nobody here knows are passed over.
+    """Returns the configuration in a message. Unknown fields are skipped.
 
     >>> read_feature_configs(b"").names
     []
@@ -62,14 +62,14 @@ def _number(number: int, wire_type: int, reader: ProtobufReader) -> int:
 
 
 def _numbers(number: int, wire_type: int, reader: ProtobufReader) -> list[int]:
-    """Of a repeated field: one, or several packed into bytes."""
+    """Returns the numbers of a repeated field: one, or several packed into bytes."""
     if wire_type != BYTES:
         return [_number(number, wire_type, reader)]
     return ProtobufReader(reader.bytes()).int64s()
 
 
 def _entry(message: bytes) -> tuple[str, bytes]:
-    """Key and value of an entry of a map."""
+    """Returns key and value of a map entry."""
     name, value = "", b""
     for number, wire_type, reader in _fields(message):
         if number == 1:
@@ -128,7 +128,7 @@ def _slice(message: bytes) -> Slice:
             name = _bytes(number, wire_type, reader).decode()
         elif number in borders:
             borders[number] = _number(number, wire_type, reader)
-        else:  # what Monolith fills in for itself, among others
+        else:  # among others, a field that only Monolith uses
             reader.skip(number, wire_type)
     return Slice(name, borders[2], borders[3])
 
@@ -164,12 +164,11 @@ def fused_embedding_to_layout(
     parallel_flag: int = 0,
     version: int = 3,
 ) -> list[Tensor]:
-    """The tensors of all layouts, by name; see `hedgerow.monolith.layouts`.
+    """Returns the tensors of all layouts, sorted by name; see `hedgerow.monolith.layouts`.
 
-    Versions differ in where vectors lie: 1 rows of one width, 2 rows of one feature
-    (`fid_list_row_split` needed), 3 flat lists, 4 one flat tensor (`fid_list_emb_row_lenth`
-    needed), 5 several requests (the four sizes needed). `variant_type` and `parallel_flag` have no
-    effect.
+    Versions differ in the form of the vectors: 1 rows of one width, 2 rows of one feature (needs
+    `fid_list_row_split`), 3 flat lists, 4 one flat tensor (needs `fid_list_emb_row_lenth`), 5
+    several requests (needs the four sizes). `variant_type` and `parallel_flag` have no effect.
     """
     given = (nfl_size, feature_size, fid_size, emb_size)
     sizes = tuple(one for one in given if one is not None)
@@ -206,7 +205,8 @@ def fused_embedding_to_layout_grad(
     parallel_flag: int = 0,
     version: int = 3,
 ) -> list[Tensor]:
-    """The gradient of each of `embeddings_list`, of one request; the scale multiplies it."""
+    """Returns the gradient of each of `embeddings_list` for one request, multiplied by the
+    scale."""
     return fused_embedding_to_layout_grad_versioned(
         embeddings_list,
         _config(feature_cfgs, variant_type),

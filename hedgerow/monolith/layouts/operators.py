@@ -1,6 +1,6 @@
-"""The layout ops registered with torch: in the C++ core, in kernels, or as a chain of torch ops.
+"""The layout ops registered with torch: in the C++ core, in kernels, or with torch's ops.
 
-One gather and one sum a feature, whatever the number of its slices.
+With torch's ops there is one gather and one sum per feature, for any number of slices.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from ...kernels.to_layout import LayoutCall, LayoutTaskTensors
 
 
-_MOST = 65535  # what a grid may have in its later dimensions
+_MOST = 65535  # limit of the later dimensions of a grid
 
 
 def forward_by_kernel(indices: Indices, embeddings: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of indices whose shapes were checked."""
+    """Returns the outputs of indices whose shapes were checked."""
     from ...kernels.to_layout import to_layout
 
     if not indices.plan.tasks:
@@ -50,7 +50,7 @@ def forward_by_kernel(indices: Indices, embeddings: Sequence[Tensor]) -> list[Te
 def backward_by_kernel(
     indices: Indices, sizes: Sequence[int], received: Sequence[Tensor], scale: Tensor | None
 ) -> list[Tensor]:
-    """The gradients of the lists of vectors, which have `sizes` values; `scale` multiplies them."""
+    """Returns the gradients of the lists of vectors, which have `sizes` values, times `scale`."""
     from ...kernels.to_layout import to_layout_backward
 
     like = widened(received[0].new_empty(0))
@@ -82,7 +82,8 @@ def _ready(
 
 
 def _begins(tensors: Sequence[Tensor]) -> list[int]:
-    """Where each begins, counted in values from the begin of the first: they are of one type."""
+    """Returns the start of each tensor in values from the start of the first. All have one
+    dtype."""
     first, size = tensors[0].data_ptr(), tensors[0].element_size()
     return [(one.data_ptr() - first) // size if one.numel() else 0 for one in tensors]
 
@@ -97,7 +98,8 @@ def _work(plan: LayoutTasks, device: torch.device) -> LayoutTaskTensors:
 
 
 def _cells(plan: LayoutTasks) -> list[list[Task]]:
-    """Tasks by what they write: of an output that adds, all of its tasks in their order."""
+    """Returns tasks grouped by what they write. All tasks of an added output form one group, in
+    order."""
     adding = {task.output for task in plan.tasks if task.adds}
     cells: dict[object, list[Task]] = {}
     for number, task in enumerate(plan.tasks):
@@ -111,14 +113,14 @@ _MEAN, _FIRSTN = POOLING_NUMBERS["MEAN"], POOLING_NUMBERS["FIRSTN"]
 
 @dataclass(frozen=True)
 class _Feature:
-    """The ids of one feature in one request; `positions` are their vectors' first values."""
+    """The ids of one feature in one request. `positions` are the first values of their vectors."""
 
     request: LayoutRequest
     tasks: list[Task]
     shared: bool
     entries: int
-    counts: Tensor  # ids of each entry
-    slots: Tensor  # of each id among the [entries, length] vectors that the ids make
+    counts: Tensor  # ids per entry
+    slots: Tensor  # index of each id among the [entries, length] vectors of the ids
     positions: Tensor
 
     @property
@@ -128,16 +130,16 @@ class _Feature:
 
     @property
     def length(self) -> int:
-        """Vectors an entry makes."""
+        """Vectors per entry."""
         return self.tasks[0].length
 
     def is_pooled(self, pooling: int) -> bool:
-        """Whether its ids are pooled so."""
+        """Returns whether the ids have this pooling."""
         return self.tasks[0].pooling == pooling
 
 
 def embedding_to_layout_plain(indices: Indices, embeddings: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of checked indices; halves are summed in float32."""
+    """Returns the outputs of checked indices. Halves are summed in float32."""
     if not indices.plan.tasks:
         return []
     flat = wide(embeddings[0] if len(embeddings) == 1 else torch.cat(list(embeddings)))
@@ -154,7 +156,7 @@ def embedding_to_layout_plain(indices: Indices, embeddings: Sequence[Tensor]) ->
 def embedding_to_layout_backward_plain(
     indices: Indices, sizes: Sequence[int], received: Sequence[Tensor], scale: Tensor | None = None
 ) -> list[Tensor]:
-    """The gradients of the lists of vectors, which have `sizes` values; `scale` multiplies them."""
+    """Returns the gradients of the lists of vectors, which have `sizes` values, times `scale`."""
     grads = scaled([wide(one) for one in received], scale)
     flat = grads[0].new_zeros(sum(sizes))
     for feature in _features(indices, _starts(sizes)):
@@ -175,19 +177,19 @@ def embedding_to_layout_backward_plain(
 
 
 def scaled(grads: list[Tensor], scale: Tensor | None) -> list[Tensor]:
-    """Gradients times the scale, if there is one."""
+    """Returns gradients multiplied by the scale, if there is one."""
     if scale is None:
         return grads
     return [grad * scale.to(grad.device, grad.dtype) for grad in grads]
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    """The first value of each tensor when all are one behind the other."""
+    """Returns the first value of each tensor when all are concatenated."""
     return [sum(sizes[:i]) for i in range(len(sizes))]
 
 
 def _view(tensors: Sequence[Tensor], task: Task, request: LayoutRequest) -> Tensor:
-    """The values [rows, length, width] of one task in its output."""
+    """Returns the values [rows, length, width] of one task in its output."""
     tensor = tensors[task.output]
     first = tensor.storage_offset() + request.row * task.row_stride + task.column
     strides = (task.row_stride, task.position_stride, 1)
@@ -207,7 +209,7 @@ def _pooled(feature: _Feature, flat: Tensor) -> Tensor:
 
 
 def _positions(words: Tensor, base: Tensor) -> Tensor:
-    """The first value of each word's vector. Words outside every entry may name no list: -1."""
+    """Returns the first value of each word's vector, -1 for a word that names no list."""
     lists = words >> 32
     there = (lists >= 0) & (lists < base.shape[0])
     firsts = base[lists.clamp(0, base.shape[0] - 1)] + (words & 0xFFFFFFFF)
@@ -215,7 +217,7 @@ def _positions(words: Tensor, base: Tensor) -> Tensor:
 
 
 def _features(indices: Indices, starts: Sequence[int]) -> Iterator[_Feature]:
-    """Features that are there and used, of every request. Waits once a request on a device."""
+    """Yields the non-empty features of every request. Blocks once per request on a device."""
     tasks = {q: list(t) for q, t in groupby(indices.plan.tasks, lambda task: task.feature)}
     for number, request in enumerate(indices.requests):
         here = indices.places[number * indices.lists : (number + 1) * indices.lists]
@@ -247,8 +249,8 @@ def _features(indices: Indices, starts: Sequence[int]) -> Iterator[_Feature]:
             yield _Feature(request, mine, bool(host[1][q]), end - begin, counts, slots, mine_at)
 
 
-_CORE = {torch.float32: False, torch.float64: True}  # what the core sums, and which is the wide one
-# What both ops take behind their tensors of vectors: the index tensors, and how to read them.
+_CORE = {torch.float32: False, torch.float64: True}  # summed by the core; whether double
+# The arguments that both ops take after their tensors of vectors.
 _INDICES = (
     "Tensor fid_offset, Tensor feature_offset, Tensor nfl_offset, SymInt[] batch_sizes, "
     "Tensor? request_sizes, Tensor? lengths, str config, int num_shards, bool validate"
@@ -274,7 +276,7 @@ def _forward_cpu(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
 
 
 def forward_plain(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
-    """The layouts, by torch's own operations."""
+    """Computes the layouts with torch's ops."""
     *rest, validate = given
     lists = vectors(embeddings, rest[0])
     found = indices([one.shape[0] for one in lists], *rest)
@@ -284,7 +286,7 @@ def forward_plain(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
 
 
 def layout_by_kernel(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
-    """`embedding_to_layout` on a device: all outputs in one launch, nothing waits."""
+    """Implements `embedding_to_layout` on a device: all outputs in one launch, without blocking."""
     *rest, validate = given
     lists = vectors(embeddings, rest[0])
     found = indices([one.shape[0] for one in lists], *rest)
@@ -299,7 +301,7 @@ def _forward_shapes(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
 
 
 def _received(grads: Sequence[Tensor], found: Indices) -> list[Tensor]:
-    """The gradients, contiguous, if they fit the outputs."""
+    """Returns the gradients, contiguous. Raises unless they fit the outputs."""
     shapes = found.plan.shapes(found.rows)
     if len(grads) != len(shapes):
         raise InputError(
@@ -338,7 +340,7 @@ def _backward_cpu(
 def backward_plain(
     grads: list[Tensor], scale: Tensor | None, sizes: list[int], *given: Any
 ) -> list[Tensor]:
-    """The gradients of the layouts, by torch's own operations."""
+    """Computes the gradients of the layouts with torch's ops."""
     *rest, validate = given
     found = indices(sizes, *rest)
     received = _received(grads, found)
@@ -350,7 +352,7 @@ def backward_plain(
 def layout_backward_by_kernel(
     grads: list[Tensor], scale: Tensor | None, sizes: list[int], *given: Any
 ) -> list[Tensor]:
-    """`embedding_to_layout_backward` on a device: one launch, sums in no fixed order."""
+    """Implements `embedding_to_layout_backward` on a device: one launch, sums in no fixed order."""
     *rest, validate = given
     found = indices(sizes, *rest)
     received = _received(grads, found)
@@ -399,7 +401,8 @@ def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
 
 
 def _twice_backward(ctx: Any, lists: list[Tensor | None]) -> tuple[Any, ...]:
-    """The gradient is linear: its own gradient is the op on what the lists received."""
+    """Computes the gradient of the gradient, which is linear: the op on the lists' incoming
+    gradients."""
     whole = _whole(ctx, lists, [(size,) for size in ctx.sizes])
     grads = scaled(embedding_to_layout(whole, *_given(ctx)), ctx.scale)
     return (grads, *[None] * 11)

@@ -1,4 +1,4 @@
-"""Distributes the ids of a batch over tables and shards, as a layout expects them."""
+"""Distributes the ids of a batch over tables and shards, in the form that a layout expects."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class ShardedFids:
-    """What each shard must look up, and where each id's vector will be.
+    """The ids that each shard must look up, and the position of each id's vector.
 
-    Lists by table, then shard; `flat_...`, `..._row_lengths` and `emb_lengths` by shard, then
-    table. The lists are parts of `flat_fids` and `flat_row_splits`.
+    Lists are ordered by table, then shard; `flat_...`, `..._row_lengths` and `emb_lengths` by
+    shard, then table. The lists are views of `flat_fids` and `flat_row_splits`.
     """
 
     fid_list: list[Int64[Tensor, "ids"]]
@@ -36,7 +36,7 @@ class ShardedFids:
     feature_offset: Tensor  # int32 [entries + 1]
     nfl_offset: Int64[Tensor, "features+1"]
     batch_size: int
-    emb_size: Tensor  # int32: values of each list's vectors
+    emb_size: Tensor  # int32: values per list
     flat_fids: Int64[Tensor, "ids"]
     flat_row_splits: Int64[Tensor, "n"]
     table_row_lengths: Tensor  # int32: ids
@@ -51,13 +51,14 @@ def shard_fids(
     config: FeatureConfigs,
     unique: bool,
 ) -> ShardedFids:
-    """Lists the ids of a batch, by feature, on the shard that owns each; on the CPU.
+    """Distributes the ids of a batch, given by feature, to the shards that own them. Runs on the
+    CPU.
 
-    A feature is (shared, rows): one row of ids for the whole batch, or one for each row of it. With
-    `unique` each id of a feature is listed once. Features that `config` lacks are left out.
+    A feature is (shared, rows): one row of ids for the whole batch, or one per sample. With
+    `unique` each id of a feature is listed once. Features that are not in `config` are ignored.
 
-    >>> from hedgerow.monolith.layouts import Feature
-    >>> config = FeatureConfigs({"f": Feature("t", "SUM", (4,))}, {})
+    >>> from hedgerow.monolith.layouts import LayoutFeature
+    >>> config = FeatureConfigs({"f": LayoutFeature("t", "SUM", (4,))}, {})
     >>> rows = Ragged.from_lists([[4, 7], [4]])
     >>> found = shard_fids({"f": (False, rows)}, 2, 2, config, unique=True)
     >>> [ids.tolist() for ids in found.fid_list], found.fid_offset.tolist()
@@ -104,7 +105,7 @@ def shard_fids(
 
 @dataclass(frozen=True)
 class _ShardRows:
-    """One feature's ids as the core takes them; keeps the tensors alive."""
+    """One feature's ids in the form of the core. Keeps the tensors alive."""
 
     values: Tensor
     splits: Tensor
@@ -123,7 +124,7 @@ class _ShardRows:
 def _rows(
     features: Mapping[str, tuple[bool, Ragged]], batch_size: int, config: FeatureConfigs
 ) -> tuple[list[_ShardRows], list[int], int]:
-    """Each feature's ids by number, the words of nfl_offset, and how many entries there are."""
+    """Returns each feature's ids by number, the words of nfl_offset, and the number of entries."""
     absent = torch.empty(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     found: list[_ShardRows] = []
     nfl: list[int] = []
@@ -138,7 +139,7 @@ def _rows(
             if ragged.rows != wanted:
                 raise InputError(
                     f"feature {name!r} has {ragged.rows} rows; it must have {wanted}: "
-                    f"{'one, since it is shared' if shared else 'one a row of the batch'}."
+                    f"{'one, since it is shared' if shared else 'one per row of the batch'}."
                 )
         nfl.append(entry | (_SHARED if shared else 0))
         found.append(_ShardRows(values, splits, entry))
@@ -157,10 +158,10 @@ def _pair(name: str, value: tuple[bool, Ragged]) -> tuple[bool, Ragged]:
 
 @dataclass(frozen=True)
 class _Lists:
-    """Where each feature's part of each list begins, and how long the lists are."""
+    """The start of each feature's part of each list, and the lengths of the lists."""
 
     tables: _Numbers  # of each feature
-    widths: _Numbers  # of each feature's vectors
+    widths: _Numbers  # width of each feature's vectors
     counts: _Numbers  # [features, shards] ids
     rows: _Numbers  # [features, shards] first id in the flat list
     values: _Numbers  # [features, shards] first value in its list

@@ -1,1 +1,1 @@
-"""Monolith's sync of changed rows to the servers that predict."""
+"""Monolith's sync of changed rows to prediction servers."""

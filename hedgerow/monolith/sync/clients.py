@@ -1,4 +1,4 @@
-"""Monolith's parameter sync clients: they follow tables and push changed rows, step by step."""
+"""Monolith's parameter sync clients: they follow tables and push changed rows in steps."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 CLIENT_NAME, DUMMY_NAME = "MonolithSyncClient_", "MonolithDummySyncClient"
-_making = ForkLock()  # two threads that ask for one name get one client
+_making = ForkLock()  # two threads that request one name get one client
 
 
 class DummySyncClient:
-    """Follows no table, and its push succeeds without doing anything.
+    """A client that follows no table and pushes nothing.
 
     >>> DummySyncClient().step(b"").responses
     []
@@ -38,23 +38,22 @@ class DummySyncClient:
     name = DUMMY_NAME
 
     def attach(self, name: str, table: ChangeSource) -> None:
-        """Does nothing: it has no set of touched keys."""
+        """Does nothing: this client has no change feed."""
 
     def attach_multi(self, name: str, tables: Mapping[str, ChangeSource]) -> None:
         """Does nothing."""
 
     def step(self, config: bytes) -> PushResult:
-        """Nothing is pushed; the config must be one all the same."""
+        """Pushes nothing. The config must still be valid."""
         read_config(config)
         return parameter_sync.PushResult()
 
 
 class ParameterSyncClient:
-    """A client by its handle, or by another client of the same handle.
+    """A client, given by its handle or by another client with the same handle.
 
-    A table takes it, or the handle, as `sync_client`.
-
-    `placement` is where Monolith would put it; here it is in the process that made it.
+    A table takes it, or the handle, as `sync_client`. `placement` is where Monolith would place it.
+    Here it is in the process that created it.
 
     >>> client = ParameterSyncClient(create_dummy_sync_client())
     >>> client.create_sync_op(b"")
@@ -82,11 +81,11 @@ class ParameterSyncClient:
 
     @property
     def handle(self) -> StrictClient | DummySyncClient:
-        """The client itself, which several of these objects may share."""
+        """The underlying client, which several of these objects may share."""
         return self._client
 
     def create_sync_op(self, config_str: bytes) -> list[str]:
-        """Performs one step at once: how each push went, as one JSON text."""
+        """Performs one step at once. Returns the results of the pushes as one JSON text."""
         if not isinstance(config_str, bytes):
             raise DtypeError(
                 f"config_str is a {type(config_str).__name__}; pass a serialized ClientConfig, as "
@@ -95,7 +94,7 @@ class ParameterSyncClient:
         return [push.result_json(self._client.step(config_str))]
 
     def as_op(self, name: str | None = None) -> Callable[[], None]:
-        """A callable that does nothing: the client is there already."""
+        """Returns a callable that does nothing, because the client already exists."""
         return _nothing
 
     def attach(self, name: str, table: ChangeSource) -> None:
@@ -110,9 +109,9 @@ class ParameterSyncClient:
 def parameter_sync_client_from_config(
     config: ClientConfig | bytes | None = None, name_suffix: str = ""
 ) -> ParameterSyncClient:
-    """The client of this process with that suffix, made if there is none.
+    """Returns the client of this process with that suffix, and creates it if there is none.
 
-    Of a config only targets count, and only for a client that is made.
+    Only the targets of a config are used, and only for a new client.
 
     >>> one = parameter_sync_client_from_config(name_suffix="example")
     >>> one is parameter_sync_client_from_config(name_suffix="example"), one.handle.name
@@ -141,7 +140,7 @@ def _client(name: str, config: ClientConfig, placement: str | None) -> Parameter
 def create_parameter_sync_clients(
     ps_num: int, exporting_standalone: bool = False
 ) -> list[ParameterSyncClient]:
-    """One client a server, or one for tables of this process.
+    """Creates one client per server, or one for tables of this process.
 
     >>> [client.placement for client in create_parameter_sync_clients(2)]
     ['/job:ps/task:0/device:CPU:0', '/job:ps/task:1/device:CPU:0']
@@ -151,7 +150,7 @@ def create_parameter_sync_clients(
     if checks.count("ps_num", ps_num) == 0:
         _log.info("1 sync client is made, for the tables of this process")
         return [_client(CLIENT_NAME, empty, None)]
-    _log.info("%d sync clients are made, one a server", ps_num)
+    _log.info("%d sync clients are made, one per server", ps_num)
     return [
         _client(
             f"{CLIENT_NAME}{i}",
@@ -163,7 +162,7 @@ def create_parameter_sync_clients(
 
 
 def create_dummy_sync_client() -> DummySyncClient:
-    """What tables without a client have.
+    """Returns the client for tables that have none.
 
     >>> create_dummy_sync_client().name
     'MonolithDummySyncClient'
@@ -177,22 +176,22 @@ def _parsed(config: ClientConfig | bytes | None) -> ClientConfig:
 
 
 def _nothing() -> None:
-    """An operation that is done already."""
+    """Does nothing."""
 
 
 REFRESH_S = 100.0
 
 
 class Syncs(Protocol):
-    """What can perform a step: `ParameterSyncClient`."""
+    """An object that performs sync steps, such as `ParameterSyncClient`."""
 
     def create_sync_op(self, config_str: bytes) -> list[str]:
-        """One step, at once."""
+        """Performs one step at once."""
         ...
 
 
 class ParameterSyncLoop(StrictLoop):
-    """Steps of a client in a thread, each to where `refresh` says at its time.
+    """Performs steps of a client in a thread. `refresh` returns the config of each step.
 
     `refresh` is for example `lambda: refresh_sync_config(backend, index)`.
 
@@ -210,7 +209,7 @@ class ParameterSyncLoop(StrictLoop):
 
 
 class ParameterSyncHook:
-    """A sync step after every training step of a rank, with a config that is refreshed in time.
+    """Performs a sync step after every training step of a rank, with a config that is refreshed.
 
     `hedgerow.train.loop.Trainer` calls it: `Trainer(..., hooks=[ParameterSyncHook(...)])`.
 
@@ -233,10 +232,10 @@ class ParameterSyncHook:
         self._config, self._at_s = b"", -float("inf")
 
     def on_start(self, model: nn.Module, optimizer: object, step: int) -> None:
-        """Does nothing: the first config is asked for after the first step."""
+        """Does nothing: the first config is requested after the first step."""
 
     def after_step(self, step: int = 0, samples: int = 0) -> list[str]:
-        """Pushes what changed; the result says how each push went."""
+        """Pushes changed rows. Returns the results of the pushes."""
         if self._now_s() - self._at_s >= self._refresh_s:
             self._config, self._at_s = self._refresh(), self._now_s()
         return self._client.create_sync_op(self._config)

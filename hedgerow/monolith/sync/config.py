@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def refresh_sync_config(sync_backend: SyncBackend, ps_index: int) -> bytes:
-    """A ClientConfig for the replicas that a backend knows of server `ps_index` now.
+    """Returns a ClientConfig for the replicas that a backend knows of server `ps_index` now.
 
     >>> from hedgerow.discovery.targets import ListedBackend
     >>> from hedgerow.discovery.targets import StaticTargets
@@ -30,7 +30,8 @@ def refresh_sync_config(sync_backend: SyncBackend, ps_index: int) -> bytes:
 
 
 def _extra(info: Any) -> Any:
-    """The message of where a replica stands; a backend of Monolith brings it ready."""
+    """Returns the message with a replica's location. Monolith's backends already return
+    messages."""
     if not isinstance(info, TargetInfo):
         return info
     extra = parameter_sync.ClientConfig.TargetExtraInfo(replica_id=info.replica_id)

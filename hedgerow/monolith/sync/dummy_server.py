@@ -29,7 +29,7 @@ _THREADS = 4
 
 
 class ReceivedPush:
-    """One push as it came: to which model and signature, and its tensors by name."""
+    """One received push: its model and signature, and its tensors by name."""
 
     def __init__(self, request: PredictRequest) -> None:
         self.model_name = request.model_spec.name
@@ -45,7 +45,7 @@ class ReceivedPush:
 
 
 class PushReceiver:
-    """The server behind `DummySyncServer`; owns a lock."""
+    """The server behind `DummySyncServer`. Owns a lock."""
 
     def __init__(self, address: str) -> None:
         self._lock = threading.Lock()
@@ -63,12 +63,12 @@ class PushReceiver:
         self._server.start()
 
     def received(self) -> tuple[ReceivedPush, ...]:
-        """The pushes so far, in the order of their arrival."""
+        """Returns the pushes so far, in order of arrival."""
         with self._lock:
             return tuple(self._received)
 
     def stop(self) -> None:
-        """Gives the port back; a second call does nothing."""
+        """Stops the server and frees the port. A second call does nothing."""
         self._server.stop(None).wait()
         self._pool.shutdown()
 
@@ -86,7 +86,7 @@ class PushReceiver:
 
 
 def _tell_about(server: Any) -> None:
-    """Health, and reflection of all services."""
+    """Adds the health service, and reflection of all services."""
     arrivals = IncomingCalls(_THREADS // 2)  # the others are for pushes
     states = HealthStates((PREDICTION_SERVICE,), arrivals)
     states.tell(True)
@@ -95,10 +95,11 @@ def _tell_about(server: Any) -> None:
 
 
 class DummySyncServer:
-    """Takes pushes at `address` and keeps them. Port 0 takes a free port; nobody is kept out.
+    """Receives pushes at `address` and keeps them. Port 0 selects a free port. There is no access
+    check.
 
-    Inputs must end in `_id` or `_value`, as those of plain tables do; others are refused with
-    INVALID_ARGUMENT. The push of a multi table is.
+    Inputs must end in `_id` or `_value`, as those of plain tables do. Others, such as pushes of a
+    multi table, are refused with INVALID_ARGUMENT.
 
     >>> with DummySyncServer("localhost:0") as server:
     ...     len(server.get_port()), server.received
@@ -112,25 +113,25 @@ class DummySyncServer:
 
     @property
     def handle(self) -> PushReceiver:
-        """The server itself."""
+        """The underlying server."""
         return self._server
 
     @property
     def received(self) -> tuple[ReceivedPush, ...]:
-        """The pushes so far, in the order of their arrival."""
+        """The pushes so far, in order of arrival."""
         return self._server.received()
 
     def get_port(self) -> Int32[Tensor, "1"]:
-        """Where it listens."""
+        """Returns the port of the server."""
         return torch.tensor([self._server.port], dtype=torch.int32)
 
     def shutdown(self) -> Int64[Tensor, "1"]:
-        """Stops; the port is free when this returns."""
+        """Stops the server. The port is free when this returns."""
         self._server.stop()
         return torch.tensor([100])
 
     def as_op(self, name: str | None = None) -> Callable[[], None]:
-        """A callable that does nothing: the server runs already."""
+        """Returns a callable that does nothing, because the server is already running."""
         return _nothing
 
     def __enter__(self) -> Self:
@@ -146,11 +147,11 @@ class DummySyncServer:
 
 
 def create_dummy_sync_server(address: str) -> PushReceiver:
-    """The server alone, which runs when this returns."""
+    """Returns a running server."""
     if not isinstance(address, str) or ":" not in address:
         raise InputError(f"address is {address!r}; write HOST:PORT, as 'localhost:0'.")
     return PushReceiver(address)
 
 
 def _nothing() -> None:
-    """An operation that is done already."""
+    """Does nothing."""

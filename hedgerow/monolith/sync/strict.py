@@ -1,7 +1,7 @@
-"""Monolith's sync step: targets and parts in order, nothing retried; a publisher by that rule.
+"""Monolith's sync step, which pushes targets and parts in order without retries, and a publisher.
 
-Keys that were taken and could not be pushed are lost, as in Monolith. It is the parity mode;
-`Publisher` loses nothing.
+Keys that were taken from the change feed but not pushed are lost, as in Monolith. This is for
+parity; `Publisher` loses nothing.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from ...wire.messages.parameter_sync import ClientConfig, PushRequest, PushResponse, PushResult
 
 
-MAX_MESSAGE_BYTES = 32 << 20  # each way, as in Monolith
+MAX_MESSAGE_BYTES = 32 << 20  # in each direction, as in Monolith
 _INVALID_ARGUMENT = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """Where a replica stands, for metrics."""
+    """The location of a replica, for metrics."""
 
     idc: str = UNKNOWN
     replica_id: int = -1
 
 
 class StrictTargets:
-    """Connections by address. Used by one thread at a time; `replace` and pushes never overlap.
+    """Connections by address. Not thread-safe: `replace` and pushes must not overlap.
 
     >>> targets = StrictTargets()
     >>> targets.replace(parameter_sync.ClientConfig(targets=["b:1", "a:1", "b:1"]))
@@ -71,15 +71,16 @@ class StrictTargets:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Those that are pushed to, in the order in which they are."""
+        """The addresses that are pushed to, in this order."""
         return tuple(sorted(self._channels))
 
     def stands(self, address: str) -> ReplicaPlace:
-        """What the config told of an address, if it told as much of all of them."""
+        """Returns the location of an address, if the config gave one for every address."""
         return self._stands.get(address, ReplicaPlace())
 
     def replace(self, config: ClientConfig) -> None:
-        """Goes on with a config's targets: gone ones are closed, kept ones stay connected."""
+        """Switches to a config's targets. Connections of kept targets stay open; others are
+        closed."""
         wanted = set(config.targets)
         for address in sorted(self._channels.keys() - wanted):
             self._channels.pop(address).close()
@@ -88,10 +89,10 @@ class StrictTargets:
         self._stands = {}
         if len(config.targets) == len(config.targets_extra_info):
             for address, info in zip(config.targets, config.targets_extra_info, strict=True):
-                self._stands.setdefault(address, _stands(info))  # the first of equals counts
+                self._stands.setdefault(address, _stands(info))  # first of equals
 
     def push(self, address: str, part: PushRequest) -> PushResponse:
-        """Sends one part, waits for the end of it at most its timeout, and tells how it went."""
+        """Sends one part, waits for the answer at most its timeout, and returns the result."""
         if not push.tables_of(part):
             return parameter_sync.PushResponse(target=address)
         try:
@@ -115,7 +116,7 @@ class StrictTargets:
         return _response(code, text, address, rows)
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         self.replace(parameter_sync.ClientConfig())
 
 
@@ -138,7 +139,7 @@ def _channel(address: str) -> Any:
 
 
 def _call(channel: Any, data: bytes, timeout_s: float) -> tuple[int, str]:
-    """The status of a Predict call; what it answers is not read."""
+    """Returns the status of a Predict call. Its answer is not read."""
     import grpc
 
     try:
@@ -160,7 +161,7 @@ RAW_ASSIGN = "raw_assign"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedRows:
-    """The rows of one table that a step pushes, perhaps none."""
+    """The rows of one table that a step pushes, possibly none."""
 
     name: str
     ids: Int64[Tensor, "n"]
@@ -174,11 +175,11 @@ def strict_step(
     multi: str | None = None,
     limit_bytes: int = push.LIMIT_BYTES,
 ) -> PushResult:
-    """Pushes to every target of the config and tells how each part went.
+    """Pushes to every target of the config. Returns the result of each part.
 
-    `changed` holds every table, also those without rows: a server wants them all. `multi` is the
-    name of the multi table that they are; without it they are plain tables, pushed in the order of
-    their names. Without any row nobody is called.
+    `changed` holds every table, even those without rows, because servers expect all of them.
+    `multi` is the name of the multi table that they form. Without it they are plain tables, pushed
+    in name order. If there are no rows, no server is called.
 
     >>> import torch
     >>> table = ChangedRows("t", torch.empty(0, dtype=torch.int64), torch.empty(0, 2))
@@ -201,7 +202,7 @@ def strict_step(
 def push_request(
     config: ClientConfig, changed: Sequence[ChangedRows], multi: str | None = None
 ) -> PushRequest:
-    """The rows of a step as one message, as Monolith makes it.
+    """Returns the rows of a step as one message, as in Monolith.
 
     >>> import torch
     >>> table = ChangedRows("t", torch.tensor([7]), torch.ones(1, 2))
@@ -226,16 +227,16 @@ class _Attached:
     changes: TouchedSource
 
     def taken(self, name: str) -> ChangedRows:
-        """The rows that changed since the last time, as they are now."""
+        """Returns the rows that changed since the last call, with their present values."""
         ids = self.changes.take().ids
         return ChangedRows(name, ids, self.table.lookup(ids).rows_of())
 
 
 class StrictClient:
-    """Follows tables by Monolith's rule, and pushes their changed rows; owns a lock.
+    """Follows tables by Monolith's rule and pushes their changed rows. Owns a lock.
 
-    It holds plain tables or one multi table. More than `capacity` changed keys of a table are
-    forgotten, and so are those of a push that failed.
+    It follows plain tables or one multi table. It forgets changed keys beyond `capacity` per table,
+    and those of a failed push.
 
     >>> from hedgerow import HostTable, Segment, Sgd, TableConfig, Zeros
     >>> client = StrictClient("MonolithSyncClient_")
@@ -268,7 +269,7 @@ class StrictClient:
 
     @property
     def metrics(self) -> PushMetrics:
-        """What was pushed, under Monolith's names."""
+        """What was pushed, under Monolith's metric names."""
         return self._targets.metrics
 
     @property
@@ -309,14 +310,14 @@ class StrictClient:
             self._multi = name
 
     def step(self, config: bytes) -> PushResult:
-        """Takes what changed, reads the rows as they are now, and pushes them once."""
+        """Takes the changed keys, reads their present rows, and pushes them once."""
         parsed = read_config(config)
         with self._lock:
             changed = [one.taken(name) for name, one in self._tables.items()]
             return strict_step(parsed, self._targets, changed, self._multi)
 
     def close(self) -> None:
-        """Ends its connections; a later step makes new ones."""
+        """Closes the connections. A later step opens new ones."""
         with self._lock:
             self._targets.close()
 
@@ -325,14 +326,14 @@ class StrictClient:
         return _Attached(table, changes)
 
 
-EVERY_S = 10.0  # as Monolith
+EVERY_S = 10.0  # as in Monolith
 _log = logging.getLogger("hedgerow")
 
 
 class StrictLoop:
-    """Steps, one begun every `every_s`, until `stop`; use it in a `with`. Owns a thread.
+    """Starts a step every `every_s` seconds until `stop`. Use it in a `with`. Owns a thread.
 
-    A step that fails is logged and counted, and the next one comes at its time.
+    A failed step is logged and counted. The next step starts on schedule.
 
     >>> with StrictLoop(lambda: None, 0.01) as loop:
     ...     loop.wait_for_step()
@@ -349,22 +350,22 @@ class StrictLoop:
         self._thread = threading.Thread(target=self._run, name="parameter sync", daemon=True)
 
     def start(self) -> Self:
-        """Begins with a step at once."""
+        """Starts the thread with a step at once."""
         if self._thread.ident is not None:
             raise StateError("this loop was started before; make a new one.")
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Ends after the step under way; a second call does nothing."""
+        """Stops after the current step. A second call does nothing."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def wait_for_step(self) -> None:
-        """Waits for the end of a step that begins from now on."""
+        """Waits for the end of a step that starts after this call."""
         with self._changed:
-            wanted = self.steps + 2  # the one under way may have looked before
+            wanted = self.steps + 2  # the current step may have read its keys before
             while self.steps < wanted and self._thread.is_alive():
                 self._changed.wait(0.1)
 
@@ -376,7 +377,7 @@ class StrictLoop:
             except (HedgerowError, OSError) as error:
                 self.failures += 1
                 _log.warning("parameter sync: %s", error)
-            except Exception:  # of a backend of others: as Monolith, log it and go on
+            except Exception:  # from a custom backend: log it and continue, as in Monolith
                 self.failures += 1
                 _log.exception("parameter sync")
             with self._changed:
@@ -397,10 +398,10 @@ class StrictLoop:
 
 
 class StrictPublisher(StrictLoop):
-    """Pushes the changed rows of shards to every replica, shard after shard, each of them once.
+    """Pushes the changed rows of shards to every replica, shard after shard, once each.
 
-    There are no marks of deletions, no second attempts and no full resync; a shard that changes
-    more keys than its set holds forgets them. `served_as` is the model's name at the replicas.
+    There are no deletions, retries or full resyncs. A shard that changes more keys than its change
+    feed holds forgets them. `served_as` is the model's name at the replicas.
     """
 
     def __init__(
@@ -413,7 +414,7 @@ class StrictPublisher(StrictLoop):
     ) -> None:
         self._targets, self._served_as = targets_of(to), served_as
         self.metrics = PushMetrics()
-        name = f"strict-{secrets.token_hex(8)}"  # two publishers of one model share no marks
+        name = f"strict-{secrets.token_hex(8)}"  # two publishers of one model share no change feed
         self._clients = [StrictClient(name, metrics=self.metrics) for _ in shards]
         for shard, client in zip(shards, self._clients, strict=True):
             for table, rows in shard.tables.items():
@@ -421,12 +422,12 @@ class StrictPublisher(StrictLoop):
         super().__init__(self.push, parse_seconds(every))
 
     def push(self) -> list[PushResult]:
-        """One step of every shard, now; how it went."""
+        """Performs one step of every shard now. Returns the results."""
         config = config_bytes(self._served_as, self._targets.current())
         return [client.step(config) for client in self._clients]
 
     def stop(self) -> None:
-        """Ends after the step under way; what changed since then is not sent."""
+        """Stops after the current step. Later changes are not sent."""
         super().stop()
         for client in self._clients:
             client.close()
@@ -439,10 +440,10 @@ def publish_strict(
     served_as: str,
     every: str | float = "10s",
 ) -> StrictPublisher:
-    """As Monolith pushes: replica after replica, each row once, lost if that fails.
+    """Publishes a model as Monolith does: replica after replica, each row once, lost if that fails.
 
-    `start()` it, or use it in a `with`. It sends no deletions and no dense weights, and any server
-    that speaks TensorFlow Serving's protocol takes its calls. `hr.publish` loses nothing.
+    Call `start()` or use it in a `with`. It sends no deletions and no dense weights. Any server
+    with TensorFlow Serving's protocol can receive it. `hr.publish` loses nothing.
 
     >>> import hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 2)])

@@ -1,4 +1,4 @@
-"""Builds tables from their configurations, their features, and where the processes of a job are."""
+"""Builds tables from their configs, their features, and the placement of the job's processes."""
 
 from __future__ import annotations
 
@@ -41,19 +41,22 @@ from .slot_tables import SlotStores, SlotTables
 Configs = Mapping[str, TableConfig]
 Front = type[NativeMultiTable] | type[MultiTypeTable]
 MakeShard = Callable[[int, Configs], HostTables]
-"""From the number of a shard and its tables to what holds their rows."""
+"""Builds the store of a shard from its number and its tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class InThisProcess:
-    """All rows in this process."""
+    """All rows are in this process."""
 
     filter: SlidingFilter | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OverRanks:
-    """One shard on every rank, as many as `shards`. `updates` may be an exchange of their own."""
+    """Rows are distributed over ranks, with one of `shards` shards on each.
+
+    `updates` may be a separate exchange for updates.
+    """
 
     shards: int
     exchange: Exchange
@@ -64,9 +67,12 @@ class OverRanks:
 
 @dataclass(frozen=True, slots=True)
 class OverServers:
-    """One shard on every server. `connect` gives them for tables, a deadline in seconds and half
-    precision on the way or not; without a deadline they have that of training. With `one_request`
-    off every table asks for itself."""
+    """Rows are on servers, one shard each.
+
+    `connect` returns the shards for tables, a deadline in seconds and whether to transfer half
+    precision. Without a deadline they have that of training. Without `one_request` every table
+    sends its own requests.
+    """
 
     connect: Callable[[Configs, float | None, bool], Sequence[Shard]]
     one_request: bool = True
@@ -88,17 +94,18 @@ def assemble(
     front: Callable[[Configs, SlidingFilter | None], NativeMultiTable | MultiTypeTable]
     | None = None,
 ) -> SlotTables:
-    """Tables by slot name. `native`: one object for all of them, else a table for each.
+    """Builds tables by slot name. With `native` all of them are one object, else there is one per
+    slot.
 
-    With `merge` slots of equal config share a table; `names_of` names it. `front` makes what holds
-    the rows of this process, if it is to be a class of the caller's.
+    With `merge` slots of equal config share a table, which `names_of` names. `front` builds the
+    tables of this process, if the caller needs its own class.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.optimizers import Sgd
     >>> config = TableConfig("any", (Segment(1, Zeros(), Sgd(lr=1.0)),))
     >>> configs = {"1": config, "2": config}
-    >>> assemble(configs, Here(), native=False, merge=True).below.names
+    >>> assemble(configs, InThisProcess(), native=False, merge=True).below.names
     ('merged_...',)
     >>> servers = OverServers(local_shards(2))
     >>> type(assemble(configs, servers)).__name__
@@ -146,7 +153,7 @@ def _over_servers(configs: Configs, where: OverServers, holds: Front) -> SlotTab
 
 
 def _alone(configs: Configs, shards: Sequence[Shard]) -> dict[str, RowStore]:
-    """Every table for itself, on the same servers."""
+    """Returns a separate store for every table, on the same servers."""
     config = MultiConfig.of(configs)
     stores: dict[str, RowStore] = {}
     for k, (name, own) in enumerate(zip(config.names, config.configs, strict=True)):
@@ -168,11 +175,11 @@ def assemble_partitioned(
     device: torch.device | None = None,
     make: MakeShard | None = None,
 ) -> PartitionedTable:
-    """The partitioned flow over tables of `configs`, which are those that `features` name.
+    """Builds partitioned tables from `configs`, which must be the tables that `features` name.
 
-    With `transfer_float16` rows and gradients travel to servers and back as half. With a `device`
-    rows of this process are in its memory, and so are layouts and their gradients. `make` builds
-    what holds the rows of this process in host memory.
+    With `transfer_float16` rows and gradients are transferred to and from servers as half. With a
+    `device` rows of this process, layouts and gradients are in its memory. `make` builds the store
+    of this process in host memory.
     """
     holds: Front = NativeMultiTable if native else MultiTypeTable
     shards: Shards
@@ -206,7 +213,7 @@ def assemble_partitioned(
 def _store(
     configs: Configs, holds: Front, filter: SlidingFilter | None, device: torch.device | None
 ) -> ShardStore:
-    """What holds the rows of this process."""
+    """Builds the store of the rows of this process."""
     if device is None:
         return holds(configs, filter=filter).store
     from ...tables.multi.device_tables import DeviceTables
@@ -227,9 +234,9 @@ def _serving_shards(configs: Configs, where: OverServers, half: bool) -> ServerS
 def local_shards(
     count: int, make: MakeShard | None = None
 ) -> Callable[[Configs, float | None, bool], list[Shard]]:
-    """Servers that are tables of this process, to try things out: the same ones for every call.
+    """Returns a function that connects to shards in this process, for trying things out.
 
-    `make` builds what holds the rows of shard i.
+    Every call returns the same shards. `make` builds the store of shard i.
     """
     checks.count("count", count, least=1)
     make_shard = make or (lambda _, configs: MultiTypeTable(configs).store)
@@ -264,10 +271,10 @@ def cluster(
     exchange: Exchange | None = None,
     updates: Exchange | None = None,
 ) -> Iterator[None]:
-    """Factories called inside build over these servers, `{"ps": [address, ...]}`, or these ranks.
+    """Sets the servers, `{"ps": [address, ...]}`, or ranks for factories that are called inside.
 
-    Without servers a factory that is asked for some keeps their shards in this process; without an
-    exchange the ranks are those of the launcher.
+    Without servers, factories keep shards of servers in this process. Without an exchange, the
+    ranks are those of the launcher.
 
     >>> with cluster({"ps": ["10.0.0.1:7070", "10.0.0.2:7070"]}):
     ...     server_count()
@@ -282,16 +289,16 @@ def cluster(
 
 
 def server_count() -> int:
-    """How many servers the cluster has; 0 where none was named."""
+    """Returns the number of servers of the cluster, 0 if none are set."""
     return len(_current.get().ps)
 
 
 def connector(
     num_ps: int, make: MakeShard, configs_of: Callable[[int, Configs], Configs]
 ) -> Callable[[Configs, float | None, bool], Sequence[Shard]]:
-    """What gives `num_ps` shards: the servers of the cluster, or tables of this process.
+    """Returns a function that connects to `num_ps` shards: the cluster's servers, or this process.
 
-    Server i is given `configs_of(i, configs)`; without servers `make(i, configs)` builds shard i.
+    Server i gets `configs_of(i, configs)`. Without servers `make(i, configs)` builds shard i.
     """
     now = _current.get()
     if not now.ps:
@@ -308,9 +315,9 @@ def connector(
 
 
 def exchanges(device: torch.device = checks.CPU) -> tuple[Exchange, Exchange]:
-    """The exchanges of reads and of updates: the cluster's, or new groups of all ranks.
+    """Returns the exchanges of reads and of updates: the cluster's, or new groups of all ranks.
 
-    What they move lies in host memory, or on `device`.
+    The exchanged data is in host memory, or on `device`.
     """
     now = _current.get()
     if now.exchange is not None:
@@ -333,10 +340,10 @@ def partitioned_features(
     *,
     merge: bool,
 ) -> tuple[FeatureConfigs, dict[str, TableConfig]]:
-    """What the features want to see, and the tables that hold their rows.
+    """Returns the features of the layouts, and the configs of the tables that hold their rows.
 
-    Features without a combiner are summed; slices are those of the config's segments, unless the
-    dims before segments were merged are given. Without `merge` every feature is a table of its own.
+    Features without a combiner are summed. Slices are the config's segments, unless the dims before
+    segments were merged are given. Without `merge` every feature has its own table.
     """
     config = MultiConfig.of(feature_name_to_config)
     combiners, slices = feature_to_combiner or {}, feature_to_unmerged_slice_dims or {}
@@ -363,7 +370,7 @@ def partitioned_features(
 
 
 def pooling_of(feature: str, combiner: Combiner | None) -> tuple[str, int]:
-    """How the ids of a feature are pooled, and how many are kept apart.
+    """Returns the pooling of a feature, and how many vectors are kept per row.
 
     >>> pooling_of("f", FirstN(3)), pooling_of("f", None)
     (('FIRSTN', 3), ('SUM', 0))

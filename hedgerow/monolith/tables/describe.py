@@ -1,4 +1,4 @@
-"""What a factory has built: its layers, its names in checkpoints, and its sync clients."""
+"""Describes what a factory built: its layers, its checkpoint names, and its sync clients."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ TABLE_NAME = "MonolithHashTable_"
 
 
 def monolith_names(group: MergedSlots) -> list[str]:
-    """Monolith's names of the table that slots share, on whatever shard; the usual one first.
+    """Returns Monolith's names of the table that slots share, without the shard. The usual one is
+    first.
 
-    >>> monolith_names(Group("any", ("slot0", "slot1")))
+    >>> monolith_names(MergedSlots("any", ("slot0", "slot1")))
     ['MonolithHashTable_e21904dd414d1780e5fc904866dc69c2']
     """
     return [TABLE_NAME + name for name in group.monolith_names]
 
 
 def chain(table: object) -> list[str]:
-    """The layers of a built table, outermost first, by the names of the specification."""
+    """Returns the layers of a built table, outermost first, as named in the specification."""
     if isinstance(table, MergedMultiTypeTable):
         return ["MergedMultiTypeTable", *chain(table.below)]
     if isinstance(table, AllToAllMultiTypeTable):
@@ -49,7 +50,7 @@ def chain(table: object) -> list[str]:
         return ["PartitionedTable", *_held(table.holds)]
     if isinstance(table, NativeMultiTable | MultiTypeTable):
         return _held(type(table))
-    raise DtypeError(f"{type(table).__name__} is no table that a factory builds.")
+    raise DtypeError(f"{type(table).__name__} is not a table that a factory builds.")
 
 
 def _held(kind: type) -> list[str]:
@@ -60,7 +61,7 @@ _LAYERS = ["MultiTypeTable", "HashTable"]
 
 
 def shared_names(table: object) -> list[str]:
-    """Monolith's names of what this process reaches, one for every table and shard."""
+    """Returns Monolith's names of what this process accesses, one per table and shard."""
     if isinstance(table, MergedMultiTypeTable):
         return shared_names(table.below)
     if isinstance(table, AllToAllMultiTypeTable):
@@ -75,7 +76,7 @@ def shared_names(table: object) -> list[str]:
         return [table.shared_name]
     if isinstance(table, MultiTypeTable):
         return list(table.names)
-    raise DtypeError(f"{type(table).__name__} is no table that a factory builds.")
+    raise DtypeError(f"{type(table).__name__} is not a table that a factory builds.")
 
 
 def _suffixes(table: PartitionedTable) -> list[str]:
@@ -83,12 +84,12 @@ def _suffixes(table: PartitionedTable) -> list[str]:
         return [str(table.shards.exchange.rank)]
     native = issubclass(table.holds, NativeMultiTable)
     if table.is_local:
-        return ["0"] if native else [""]  # Monolith's two ways to name what is local
+        return ["0"] if native else [""]  # Monolith's two names of local tables
     return _numbers(table.shards.count)
 
 
 def holds_native(table: object) -> bool:
-    """Whether all tables of a shard are one object, so that receivers know them by one name."""
+    """Returns whether all tables of a shard are one object, which receivers know by one name."""
     if isinstance(table, MergedMultiTypeTable):
         return holds_native(table.below)
     holder = table.local if isinstance(table, AllToAllMultiTypeTable) else table
@@ -96,7 +97,7 @@ def holds_native(table: object) -> bool:
 
 
 def names_on(table: object, names: tuple[str, ...], suffixes: list[str]) -> list[str]:
-    """Monolith's names of tables, on the shards of these suffixes."""
+    """Returns Monolith's names of tables on the shards with these suffixes."""
     if holds_native(table):
         return [NATIVE_NAME + suffix for suffix in suffixes]
     return [f"{name}_{suffix}" if suffix else name for name in names for suffix in suffixes]
@@ -107,7 +108,7 @@ def _numbers(count: int) -> list[str]:
 
 
 def shards_of(table: object) -> list[Shard]:
-    """The servers below a table; none where rows are in this process or over ranks."""
+    """Returns the servers behind a table. Empty if rows are in this process or over ranks."""
     if isinstance(table, MergedMultiTypeTable):
         return shards_of(table.below)
     if isinstance(table, SlotStores):
@@ -128,7 +129,7 @@ def _whole(shard: Shard) -> Shard:
 
 
 def is_remote(table: object) -> bool:
-    """Whether rows are on servers of other processes."""
+    """Returns whether rows are on servers in other processes."""
     return any(isinstance(shard, RemoteShard) for shard in shards_of(table))
 
 
@@ -137,7 +138,7 @@ T = TypeVar("T", bound=SlotTables | PartitionedTable)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ShardTables:
-    """The tables of one shard: of which client, and what Monolith adds to their names."""
+    """The tables of one shard, the index of their client, and Monolith's suffix of their names."""
 
     client: int
     suffix: str
@@ -145,13 +146,13 @@ class _ShardTables:
 
 
 def attach_clients(built: T, clients: Sequence[object | None]) -> T:
-    """Client i follows the tables of shard i, as far as this process reaches them.
+    """Makes client i follow the tables of shard i, if this process can access them.
 
-    Over ranks it reaches its own shard. Receivers know tables by Monolith's names.
+    Over ranks it can access only its own shard. Receivers know tables by Monolith's names.
     """
     built.sync_clients = tuple(clients)
     followers = [None if one is None else checked_client(one) for one in clients]
-    if any(one is not None for one in followers):  # no connection is made for nobody
+    if any(one is not None for one in followers):  # connect only if there is a client
         for held in _shards(built):
             client = followers[held.client]
             if client is not None:

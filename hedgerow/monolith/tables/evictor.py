@@ -18,12 +18,12 @@ Hook = Callable[[str, Evicted], None]
 
 
 class Evictor:
-    """A daemon thread that runs the rules of tables every `every`; owns it from start to stop.
+    """A daemon thread that applies the eviction rules of tables every `every`.
 
-    It looks at the clock every ten seconds. The first look only notes the time, so a restarted
-    process does not evict at once. `on_evicted` is called with a table's name and what left it; it
-    runs in the thread. An error does not end the thread: the first one is raised by `stop`.
-    `wait` is called with the seconds between two looks, for tests.
+    It checks the clock every ten seconds. The first check only records the time, so a restarted
+    process does not evict at once. `on_evicted` is called in the thread with a table's name and its
+    evicted rows. An error does not end the thread; `stop` raises the first one. `wait` is called
+    with the seconds between two checks, for tests.
 
     >>> import torch
     >>> import hedgerow as hr
@@ -62,7 +62,7 @@ class Evictor:
                 )
         self._every_s = parse_seconds(every)
         if not 0 < self._every_s < float("inf"):
-            raise InputError(f"every is {every!r}; it must be longer than nothing, as '240h' is.")
+            raise InputError(f"every is {every!r}; it must be a positive duration, such as '240h'.")
         self._on_evicted = on_evicted
         self._clock: Clock = clock or SystemClock()
         self._stopping = threading.Event()
@@ -83,14 +83,14 @@ class Evictor:
         return self
 
     def stop(self) -> None:
-        """Ends the thread, after an eviction under way; raises the first error since the start."""
+        """Stops the thread after the current eviction. Raises the first error since the start."""
         self._end()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def poll(self) -> None:
-        """One look at the clock, and an eviction if it is time; the thread's work."""
+        """Checks the clock once, and evicts if it is time. The thread calls this."""
         now_s = self._clock.now_s()
         self._counts.add("polls")
         if self._last_s is None:
@@ -101,7 +101,7 @@ class Evictor:
                 self._evict(table)
 
     def counts(self) -> dict[str, int]:
-        """Polls, evictions (of one table each), rows evicted, errors."""
+        """Returns the numbers of polls, evictions (one table each), evicted rows and errors."""
         return {name: self._counts.read(name) for name in ("errors", "evictions", "polls", "rows")}
 
     def __enter__(self) -> Evictor:
@@ -116,7 +116,7 @@ class Evictor:
         if error is None:
             return self.stop()
         self._end()
-        if self._error is not None:  # the body's own error goes first
+        if self._error is not None:  # the error of the body takes precedence
             error.add_note(f"Besides, background eviction failed: {self._error!r}")
         return None
 
@@ -127,7 +127,7 @@ class Evictor:
             self._counts.add("rows", evicted.rows)
             if self._on_evicted is not None and evicted.rows:
                 self._on_evicted(table.config.name, evicted)
-        except Exception as error:  # kept for `stop`: one table's trouble is not the others'
+        except Exception as error:  # kept for `stop`, so that the other tables are still evicted
             self._counts.add("errors")
             self._error = self._error or error
 

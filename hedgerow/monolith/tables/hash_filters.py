@@ -1,4 +1,4 @@
-"""Monolith's hash filters: one per shard, and gradients masked by a filter."""
+"""Monolith's hash filters, one per shard, and gradient masks by a filter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLIDING, PROBABILISTIC, NONE = "sliding_hash_filter", "probabilistic_filter", "n
 
 @dataclass(frozen=True, eq=False)
 class HashFilter:
-    """Which absent ids the tables of a shard take in; `admit` None takes all."""
+    """The admission rule of a shard's tables. `admit` None admits all ids."""
 
     admit: AdmissionRule | None = None
     counts: SlidingFilter | None = None
@@ -40,7 +40,8 @@ def create_hash_filters(
     filter_equal_probability: bool = False,
     filter_type: str = SLIDING,
 ) -> list[HashFilter]:
-    """One filter for every server, one if there is none; they take all ids where it is off.
+    """Creates one filter per server, or one if there are none. They admit all ids if filters are
+    off.
 
     `config` is Monolith's message of thresholds by slot.
 
@@ -68,7 +69,7 @@ def create_hash_filters(
 def filtered(
     configs: Mapping[str, TableConfig], hash_filter: HashFilter | SlidingFilter | None
 ) -> dict[str, TableConfig]:
-    """Configs under a filter's rule; without a filter each keeps its own."""
+    """Returns the configs with the filter's rule. Without a filter each keeps its own."""
     if not isinstance(hash_filter, HashFilter):
         return dict(configs)
     admit = hash_filter.admit
@@ -76,7 +77,7 @@ def filtered(
 
 
 def counts_of(hash_filter: HashFilter | SlidingFilter | None) -> SlidingFilter | None:
-    """What counts ids for the tables of a shard."""
+    """Returns the filter that counts ids for the tables of a shard."""
     if hash_filter is None or isinstance(hash_filter, SlidingFilter):
         return hash_filter
     if isinstance(hash_filter, HashFilter):
@@ -87,7 +88,7 @@ def counts_of(hash_filter: HashFilter | SlidingFilter | None) -> SlidingFilter |
 
 
 def read_thresholds(message: bytes) -> tuple[int, SlotThresholds]:
-    """The default threshold, and those of slots, of Monolith's message.
+    """Returns the default threshold and the thresholds by slot from Monolith's message.
 
     >>> read_thresholds(b"")
     (0, ())
@@ -124,10 +125,10 @@ def _slot(message: bytes) -> tuple[int, int]:
 
 
 class GradientMask:
-    """Gives rows through unchanged; on the way back, rows of ids not yet admitted get no gradient.
+    """Passes rows through unchanged, and gives rows of ids that are not admitted no gradient.
 
-    Every backward counts each occurrence once, in order. A rule that only a table can decide, since
-    it asks about absent ids without counting them (`Chance`), masks nothing.
+    Every backward counts each occurrence once, in order. A rule that only a table can decide,
+    because it checks absent ids without counting them (`Chance`), masks nothing.
 
     >>> from hedgerow.tables.admission import Count
     >>> mask = GradientMask(Count(2), name="user")
@@ -150,16 +151,16 @@ class GradientMask:
     def __call__(
         self, rows: Float[Tensor, "n dim"], ids: Int64[Tensor, "n"]
     ) -> Float[Tensor, "n dim"]:
-        """`rows`, whose gradients will be masked by `ids`."""
+        """Returns `rows`. Their gradients will be masked by `ids`."""
         checks.tensor("ids", ids, torch.int64, (None,))
         if not isinstance(rows, Tensor) or rows.dim() < 1 or len(rows) != len(ids):
             shape = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-            raise InputError(f"rows is {shape} for {len(ids)} ids; pass a tensor with a row an id.")
+            raise InputError(f"rows is {shape} for {len(ids)} ids; pass one row per id.")
         return _Masked.apply(rows, ids, self)  # pyright: ignore[reportReturnType]
 
     def admitted(self, ids: Int64[Tensor, "n"]) -> Tensor:
-        """Counts every id once, in order, and says which are admitted."""
-        checks.tensor("ids", ids, torch.int64, (None,))  # what counts reads memory unchecked
+        """Counts every id once, in order, and returns which are admitted."""
+        checks.tensor("ids", ids, torch.int64, (None,))  # the counting code reads memory unchecked
         out = torch.ones_like(ids, dtype=torch.bool)
         if self._rule is not None:
             self._rule.ask(ids.data_ptr(), 0, len(ids), 0, out.data_ptr())

@@ -1,4 +1,4 @@
-"""Slots of equal configuration merged into one table, and the names of merged tables."""
+"""Slots of equal config merged into one table, and the names of merged tables."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ _FC_SLOT = re.compile(r"fc_slot_[0-9]+")
 
 
 def group_names(configs: Sequence[TableConfig]) -> list[str]:
-    """The name of the merged table of each config; equal ones, but for their own names, share it.
+    """Returns the name of each config's merged table. Configs that differ only in their names share
+    it.
 
-    It follows from what shapes the rows: the dim and the kind of optimizer of each segment. So
+    The name depends on what shapes the rows: the dim and the kind of optimizer of each segment. So
     slots may join and leave, and rates, seeds, initializers and policies may change. Configs of one
-    shape that differ in something else are told apart by the settings in which they differ.
+    shape that differ in other settings are distinguished by the settings that differ.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -67,14 +68,14 @@ def group_names(configs: Sequence[TableConfig]) -> list[str]:
 
 
 def _shape(config: TableConfig) -> str:
-    # No compressor and no serving: a checkpoint loads into both kinds of table, whatever they
-    # compress by, and their names must find it.
+    # Compressors and serving are left out: a checkpoint loads into both kinds of table, whatever
+    # their compressors, and their names must match.
     kinds = [s.optimizer.kind if s.optimizer is not None else None for s in config.segments]
     return json.dumps([[s.dim, kind] for s, kind in zip(config.segments, kinds, strict=True)])
 
 
 def _settings(config: TableConfig) -> dict[str, str]:
-    """Every setting but the names by its path, as `segments.0.optimizer.lr`."""
+    """Returns every setting except names by its path, such as `segments.0.optimizer.lr`."""
     found: dict[str, str] = {}
     waiting: list[tuple[str, object]] = [
         ("", json.loads(canonical(config, without=("name", "also"))))
@@ -86,7 +87,7 @@ def _settings(config: TableConfig) -> dict[str, str]:
         elif isinstance(value, list) and value:
             waiting += [(f"{path}.{i}", inner) for i, inner in enumerate(value)]
         else:
-            found[path] = json.dumps(value)  # text, since 1 and True are equal
+            found[path] = json.dumps(value)  # as text, because 1 == True
     return found
 
 
@@ -97,13 +98,13 @@ def _differing(settings: Sequence[dict[str, str]]) -> list[str]:
 
 
 def _name(shape: str, apart: list[tuple[str, str | None]]) -> str:
-    # A default counts too: the plain name, with nothing in `apart`, is that of a table alone.
+    # Default values count too. A shape with a single config has an empty `apart`.
     text = json.dumps([shape, apart])
     return "merged_" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def merged_name(slots: Iterable[str]) -> str:
-    """Monolith's name of a merged table: md5 of the sorted names, joined by commas.
+    """Returns Monolith's name of a merged table: the md5 of the sorted slot names joined by commas.
 
     >>> merged_name(["slot1", "slot0"])
     'e21904dd414d1780e5fc904866dc69c2'
@@ -116,7 +117,7 @@ def merged_name(slots: Iterable[str]) -> str:
 
 
 def legacy_names(slots: Iterable[str]) -> list[str]:
-    """Older names under which Monolith's files may hold the same table.
+    """Returns older names under which Monolith's files may hold the same table.
 
     Names of the form `fc_slot_<digits>` were once written without `fc_`.
 
@@ -124,7 +125,7 @@ def legacy_names(slots: Iterable[str]) -> list[str]:
     (['cde3ba88ba62b682f84241b273f8100c'], [])
     """
     names = list(slots)
-    # The names keep their order: Monolith sorts before it strips.
+    # The names keep their order, because Monolith sorts before it strips.
     older = [n.removeprefix("fc_") if _FC_SLOT.fullmatch(n) else n for n in sorted(names)]
     joined = hashlib.md5(",".join(older).encode(), usedforsecurity=False).hexdigest()
     return [] if joined == merged_name(names) else [joined]
@@ -139,23 +140,23 @@ class MergedSlots:
 
     @property
     def monolith_names(self) -> tuple[str, ...]:
-        """Names under which files of Monolith hold this table, the usual one first."""
+        """Names under which Monolith's files hold this table, the usual one first."""
         return (merged_name(self.slots), *legacy_names(self.slots))
 
 
 NamesOf = Callable[[MergedSlots], Sequence[str]]
-"""The name of a group's table, and other names of it."""
+"""Returns the name of a group's table, and its other names."""
 
 
 class MergedMultiTypeTable:
-    """One table for all slots of equal config; safe from many threads.
+    """One table for all slots of equal config. Thread-safe.
 
-    Two configs are equal if they differ in nothing but their name. Ids of different slots should
-    differ, for example by carrying their slot: equal ids share a row. A table's name follows from
-    the shape of its rows (`merged_names.group_names`), so slots may join and leave, and rates may
-    change; `groups` says who is where, for the checkpoint. `below` makes the front that holds the
-    merged tables, wherever they lie; by default they are in this process. `names_of` gives
-    them another name, and more under which a load finds them.
+    Two configs are equal if they differ only in their name. Ids of different slots should differ,
+    for example by containing their slot, because equal ids share a row. A table's name depends on
+    the shape of its rows (see `group_names`), so slots may join and leave, and rates may change.
+    `groups` lists the slots of each table, for the checkpoint. `below` builds the front that holds
+    the merged tables; by default they are in this process. `names_of` gives them other names, and
+    further names under which a load finds them.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -169,7 +170,7 @@ class MergedMultiTypeTable:
     [[6.0, 6.0]]
     """
 
-    sync_clients: tuple[object, ...] = ()  # who is told of changed rows, one a shard
+    sync_clients: tuple[object, ...] = ()  # one client per shard, which gets changed rows
 
     def __init__(
         self,
@@ -202,24 +203,25 @@ class MergedMultiTypeTable:
         return self.config.dims
 
     def table(self, slot: str) -> HostTable:
-        """The table that holds a slot, and all of its group."""
+        """Returns the table that holds a slot and the others of its group."""
         self.config.at(slot)
         if not isinstance(self.below, SlotFront):
             raise NotSupportedError(
-                f"table({slot!r}) of merged tables that lie elsewhere; ask those who hold them."
+                f"table({slot!r}) of merged tables in other processes; call it where they are."
             )
         return self.below.table(self._table_of[self._group_of[slot]])
 
     def lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """Rows of each listed slot's ids, one search a table. Nothing is inserted."""
+        """Returns the rows of each listed slot's ids, with one search per table. Inserts
+        nothing."""
         return self._looked_up(self.below.lookup, ids, missing, step)
 
     def serving_lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """`lookup` within the deadline of serving, where the tables below have one."""
+        """Performs `lookup` within the serving deadline, if the tables below have one."""
         below = self.below
         read = below.serving_lookup if isinstance(below, ServesLookups) else below.lookup
         return self._looked_up(read, ids, missing, step)
@@ -249,7 +251,7 @@ class MergedMultiTypeTable:
         return self.below.assign(self._batch("rows", batch), ts=ts)
 
     def assign_add(self, batch: SlotRows, *, ts: int = 0) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         return self.below.assign_add(self._batch("rows", batch), ts=ts)
 
     def apply_gradients(
@@ -262,7 +264,8 @@ class MergedMultiTypeTable:
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """One optimizer step per table and distinct id; `rates` must agree inside a group."""
+        """Performs one optimizer step per table and distinct id. `rates` must agree inside a
+        group."""
         merged = self._batch("grads", batch)
         return self.below.apply_gradients(
             merged,
@@ -274,18 +277,18 @@ class MergedMultiTypeTable:
         )
 
     def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> NoReturn:
-        """Not offered: ids of other slots may share the rows."""
+        """Not supported, because ids of other slots may share the rows."""
         raise NotSupportedError(
             f"reinitialize of slot {slot!r} on merged tables, whose rows other slots may share; "
             f"use table({slot!r}).reinitialize(ids) if that is meant."
         )
 
     def size(self) -> int:
-        """Rows of all tables."""
+        """Returns the number of rows of all tables."""
         return self.below.size()
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave to any table."""
+        """Returns the largest `ts` that a write gave to any table."""
         return self.below.max_ts()
 
     def _used(self, given: Mapping[str, object]) -> list[tuple[MergedSlots, list[str]]]:
@@ -344,7 +347,8 @@ class MergedMultiTypeTable:
 def merge_slots(
     config: MultiConfig, names_of: NamesOf | None = None
 ) -> tuple[tuple[MergedSlots, ...], dict[str, TableConfig]]:
-    """The groups of slots of equal config, and the config of each group's table by its name."""
+    """Returns the groups of slots of equal config, and the config of each group's table by its
+    name."""
     members: dict[str, list[str]] = {}
     shared: dict[str, TableConfig] = {}
     names = group_names(config.configs)
@@ -360,7 +364,10 @@ def merge_slots(
 
 
 def _renamed(config: TableConfig, stable: str, others: Sequence[str]) -> TableConfig:
-    """Under another name: first values stay those of the stable one, and files know all names."""
+    """Returns the config under another name.
+
+    First values stay those of the stable name, and files know all names.
+    """
     seed = dataclasses.replace(config, name=stable).row_seed
     also = dict.fromkeys((stable, *others, *config.also))
     return dataclasses.replace(config, seed=seed, also=tuple(also))

@@ -23,7 +23,7 @@ NATIVE_NAME = "MonolithMultiHashTable_"
 
 @dataclass(frozen=True)
 class CachedConfig:
-    """Tables in order, worked out once for equal content and used for every shard."""
+    """Tables in order. Computed once for equal content and used for every shard."""
 
     tables: MultiConfig
 
@@ -34,27 +34,27 @@ class CachedConfig:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Columns of each."""
+        """Columns of each table."""
         return self.tables.dims
 
     @property
     def serialized(self) -> str:
-        """All of it as one text."""
+        """All configs as one text."""
         return self.tables.text
 
     @property
     def expire(self) -> tuple[Eviction | None, ...]:
-        """When rows of each leave."""
+        """The eviction rule of each table."""
         return tuple(config.evict for config in self.tables.configs)
 
     @property
     def configs(self) -> dict[str, TableConfig]:
-        """By slot."""
+        """The configs by slot."""
         return dict(zip(self.tables.names, self.tables.configs, strict=True))
 
 
 def convert_to_cached_config(configs: Mapping[str, TableConfig]) -> CachedConfig:
-    """The cached form of a mapping; the same object for equal content, whoever made it.
+    """Returns the cached form of a mapping. Equal content gives the same object.
 
     >>> from hedgerow.monolith.test_utils import generate_test_hash_table_config
     >>> one = convert_to_cached_config({"1": generate_test_hash_table_config()})
@@ -70,7 +70,7 @@ def _converted(tables: MultiConfig) -> CachedConfig:
 
 
 class MultiHashTable(NativeMultiTable):
-    """`NativeMultiTable` under Monolith's name, with the name it has in checkpoints.
+    """`NativeMultiTable` under Monolith's name, with its name in checkpoints.
 
     >>> from hedgerow.monolith.test_utils import generate_test_hash_table_config
     >>> table = MultiHashTable.from_configs({"1": generate_test_hash_table_config()})
@@ -97,7 +97,7 @@ class MultiHashTable(NativeMultiTable):
         sync_client: object | None = None,
         name_suffix: str = "",
     ) -> Self:
-        """From one config a slot."""
+        """Builds the tables from one config per slot."""
         cached = convert_to_cached_config(configs)
         return cls.from_cached_config(cached, hash_filter, sync_client, name_suffix)
 
@@ -109,7 +109,7 @@ class MultiHashTable(NativeMultiTable):
         sync_client: object | None = None,
         name_suffix: str = "",
     ) -> Self:
-        """From a config that was worked out before."""
+        """Builds the tables from a cached config."""
         configs = filtered(cached_config.configs, hash_filter)
         made = cls(configs, filter=counts_of(hash_filter), name_suffix=name_suffix)
         made.sync_clients = (sync_client,)
@@ -120,7 +120,7 @@ class MultiHashTable(NativeMultiTable):
 
 
 class MultiHashTableFactory:
-    """Makes the tables of one shard after the other, from one conversion of equal configs.
+    """Builds the tables of shards. Equal configs are converted once.
 
     >>> from hedgerow.monolith.test_utils import generate_test_hash_table_config
     >>> factory = MultiHashTableFactory([None, None], [None, None])
@@ -136,12 +136,12 @@ class MultiHashTableFactory:
         if len(hash_filters) != len(sync_clients):
             raise InputError(
                 f"{len(hash_filters)} hash filters and {len(sync_clients)} sync clients; give one "
-                f"of each a shard."
+                f"of each per shard."
             )
         self._filters, self._clients = tuple(hash_filters), tuple(sync_clients)
 
     def __call__(self, idx: int, slot_to_config: Mapping[str, TableConfig]) -> MultiHashTable:
-        """The tables of shard `idx`."""
+        """Builds the tables of shard `idx`."""
         if checks.count("idx", idx) >= len(self._filters):
             raise InputError(f"shard {idx} of {len(self._filters)}; they are counted from 0.")
         cached = convert_to_cached_config(slot_to_config)

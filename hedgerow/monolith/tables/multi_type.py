@@ -1,4 +1,4 @@
-"""Tables of one process by slot name: a table for each slot, or all tables in one object."""
+"""Tables of one process by slot name: one table per slot, or all tables in one object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .slot_tables import SlotFront, SlotIds, SlotRows, slot_items, slot_pairs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedOffsets:
-    """Where each cell (shard, table) starts, in ids and in floats; running sums with their end."""
+    """The start of each cell (shard, table), in ids and in floats, as running sums with the end."""
 
     id_offsets: Int64[Tensor, "N * K + 1"]
     emb_offsets: Int64[Tensor, "N * K + 1"]
@@ -33,7 +33,7 @@ class FusedOffsets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedLookup:
-    """Rows of a fused lookup, in the order of its ids, and where each cell starts."""
+    """Rows of a fused lookup, in the order of its ids, and the start of each cell."""
 
     embeddings: Float32[Tensor, "floats"]
     emb_splits: Int64[Tensor, "N"]  # floats of each source shard
@@ -44,7 +44,7 @@ class FusedLookup:
 def fused_offsets(
     slot_sizes: Int64[Tensor, "N * K"], dims: Sequence[int], shards: int
 ) -> FusedOffsets:
-    """The offsets that follow from the number of ids in each cell, shard-major.
+    """Returns the offsets for the number of ids in each cell, shard-major.
 
     >>> at = fused_offsets(torch.tensor([1, 0, 1, 0, 1, 1]), [1, 2, 2], shards=2)
     >>> at.id_offsets.tolist(), at.emb_offsets.tolist(), at.emb_splits.tolist()
@@ -65,7 +65,7 @@ def fused_offsets(
 
 
 def checked_ids(ids: Int64[Tensor, "n"], at: FusedOffsets) -> list[int]:
-    """The id offsets as numbers, once the ids are as many as the cells say."""
+    """Returns the id offsets as numbers. Raises unless the number of ids matches the cells."""
     checks.tensor("ids", ids, torch.int64, (None,))
     offsets = at.id_offsets.tolist()
     if offsets[-1] != len(ids):
@@ -74,10 +74,10 @@ def checked_ids(ids: Int64[Tensor, "n"], at: FusedOffsets) -> list[int]:
 
 
 class MultiTypeTable(SlotFront):
-    """One table a slot, made in byte order of the slots' names; safe from many threads.
+    """One table per slot, created in byte order of the slots' names. Thread-safe.
 
-    Fused calls serve N source shards at once: `ids` holds shard after shard, inside a shard table
-    after table, and `slot_sizes` how many ids each of these cells has.
+    Fused calls serve N source shards at once. `ids` is ordered by shard, then by table.
+    `slot_sizes` is the number of ids of each of these cells.
 
     >>> import torch
     >>> from hedgerow.tables.config import Segment, TableConfig
@@ -102,7 +102,7 @@ class MultiTypeTable(SlotFront):
         *,
         step: int | None = None,
     ) -> FusedLookup:
-        """Rows of all cells in the order of the ids, flat. Nothing is inserted."""
+        """Returns the rows of all cells, flat, in the order of the ids. Inserts nothing."""
         at = fused_offsets(slot_sizes, self.dims, shards)
         rows = self.store.lookup_cells(ids, checked_ids(ids, at), step=step)
         return FusedLookup(rows, at.emb_splits, at.id_offsets, at.emb_offsets)
@@ -120,10 +120,10 @@ class MultiTypeTable(SlotFront):
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """Each cell is a step of its own, in the order of the source shards.
+        """Performs one update per cell, in the order of the source shards.
 
-        `rates` holds one rate a segment, tables in order. `counts` says how often each id occurred
-        where the workers have removed duplicates; admission rules read it.
+        `rates` holds one rate per segment, in table order. `counts` is the number of occurrences of
+        each id, if the workers have removed duplicates; admission rules read it.
         """
         at = fused_offsets(slot_sizes, self.dims, shards)
         offsets = checked_ids(ids, at)
@@ -134,7 +134,7 @@ class MultiTypeTable(SlotFront):
         return parts.apply_gradients(cells, step=step, ts=ts, per_occurrence=per_occurrence)
 
     def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> NoReturn:
-        """Not offered, as in Monolith; a slot's own table can do it."""
+        """Not supported, as in Monolith. A slot's own table supports it."""
         raise NotSupportedError(
             f"reinitialize of slot {slot!r} on a {type(self).__name__}; use a NativeMultiTable, or "
             f"table({slot!r}).reinitialize(ids)."
@@ -142,11 +142,11 @@ class MultiTypeTable(SlotFront):
 
 
 class NativeMultiTable(SlotFront):
-    """One call for all tables. `store` is the RowStore below it; safe from many threads.
+    """All tables with one call. `store` is the RowStore below it. Thread-safe.
 
-    Raw calls take ragged ids with one row a table in the order of `names`, or several such requests
-    one after the other (`requests * tables + 1` row splits), and rows flat in the same order. Each
-    request is an update of its own, in order.
+    Raw calls take ragged ids with one row per table in the order of `names`, or several such
+    requests concatenated (`requests * tables + 1` row splits), and flat rows in the same order.
+    Each request is a separate update, in order.
 
     >>> from hedgerow.tables.config import Segment, TableConfig
     >>> from hedgerow.tables.initializers import Zeros
@@ -166,7 +166,8 @@ class NativeMultiTable(SlotFront):
     """
 
     def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new; 0 = was absent, 1 = was there, -1 = there is no such slot."""
+        """Resets rows to first values. Returns 0 = was absent, 1 = was present, -1 = the slot is
+        unknown."""
         checks.tensor("ids", ids, torch.int64, (None,))
         if slot not in self.store.config.positions:
             return torch.full((len(ids),), -1, dtype=torch.int8)
@@ -181,7 +182,7 @@ class NativeMultiTable(SlotFront):
         step: int | None = None,
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Float32[Tensor, "floats"]:
-        """Rows in the order of the ids, flat, into `out` if given. Nothing is inserted."""
+        """Returns the rows, flat, in the order of the ids, in `out` if given. Inserts nothing."""
         return self.store.lookup_cells(ids.values, self._cells(ids), step=step, out=out)
 
     def raw_apply_gradients(
@@ -195,7 +196,8 @@ class NativeMultiTable(SlotFront):
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """One optimizer step per request, table and distinct id; `rates` in table order."""
+        """Performs one optimizer step per request, table and distinct id. `rates` are in table
+        order."""
         cells = self._parts_of("grads", ids, grads, rates, counts)
         return parts.apply_gradients(cells, step=step, ts=ts, per_occurrence=per_occurrence)
 
@@ -206,13 +208,13 @@ class NativeMultiTable(SlotFront):
     def raw_assign_add(
         self, ids: Ragged, rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         return parts.assign_add(self._parts_of("rows", ids, rows), ts=ts)
 
     # ---- between dicts and raw calls
 
     def dict_to_ragged(self, ids: SlotIds) -> Ragged:
-        """One request; a slot that is missing has no ids."""
+        """Returns the ids as one request. A missing slot has no ids."""
         given = dict(slot_items("ids", ids))
         for slot in given:
             self.store.config.at(slot)
@@ -224,7 +226,7 @@ class NativeMultiTable(SlotFront):
         return Ragged(torch.cat(rows), lengths.cumsum(0))
 
     def dict_to_flat(self, batch: SlotRows) -> tuple[Ragged, Float32[Tensor, "floats"]]:
-        """Ids and rows of one request."""
+        """Returns ids and rows of one request."""
         pairs = dict(slot_pairs("rows", batch))
         ragged = self.dict_to_ragged({slot: ids for slot, (ids, _) in pairs.items()})
         found = [torch.empty(0, dtype=torch.float32)]
@@ -238,7 +240,7 @@ class NativeMultiTable(SlotFront):
     def flat_to_dict(
         self, ids: Ragged, flat: Float32[Tensor, "floats"], request: int = 0
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """The rows of one request by slot, without copies."""
+        """Returns the rows of one request by slot, without copies."""
         cells = self._cells(ids)
         at = parts.float_offsets(cells, self.dims)
         parts.flat_rows("flat", flat, at[-1])

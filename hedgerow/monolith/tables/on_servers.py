@@ -20,11 +20,11 @@ from ...tables.store import Missing
 from .multi_type import MultiTypeTable, NativeMultiTable
 from .slot_tables import SlotIds, StoreFront
 
-DEADLINE_MS = 30  # of a lookup while serving, as in Monolith
+DEADLINE_MS = 30  # for a lookup while serving, as in Monolith
 
 
 class DistributedTable(ServerTables):
-    """One logical table over several servers; a request to each of them a call.
+    """One logical table over several servers. A call sends one request to each of them.
 
     >>> from hedgerow.ps.shard import LocalShard
     >>> from hedgerow.tables.config import Segment
@@ -55,13 +55,14 @@ class DistributedTable(ServerTables):
 
 
 class DistributedMultiTypeTable(StoreFront):
-    """All tables on every server, each with its share of the rows; one request a server a call.
+    """All tables on every server, each with its share of the rows. A call sends one request per
+    server.
 
-    `holds` is what a server's tables are: a `NativeMultiTable` takes raw calls, if values travel as
-    float32, and can `reinitialize`; otherwise calls are packed by slot. `transfer_float16` says
-    that the shards send looked-up rows and gradients as half. `serving` gives the same servers with
-    the deadline of `max_rpc_deadline_millis`, for `serving_lookup`. `timings` has a timer
-    "embedding_lookup" for every server, tagged `model` and `server`.
+    `holds` is the kind of a server's tables: a `NativeMultiTable` takes raw calls, if values are
+    transferred as float32, and supports `reinitialize`; otherwise calls are packed by slot.
+    `transfer_float16` says that the shards transfer looked-up rows and gradients as half. `serving`
+    returns the same servers with the deadline `max_rpc_deadline_millis`, for `serving_lookup`.
+    `timings` has a timer "embedding_lookup" per server, tagged `model` and `server`.
 
     >>> from hedgerow.ps.shard import LocalShard
     >>> from hedgerow.tables.config import Segment
@@ -111,14 +112,14 @@ class DistributedMultiTypeTable(StoreFront):
 
     @property
     def path(self) -> str:
-        """`raw` where all servers are native and values travel as float32, else `packed`."""
+        """`raw` if all servers are native and values are transferred as float32, else `packed`."""
         return "raw" if self.holds is NativeMultiTable and not self.transfer_float16 else "packed"
 
     def serving_lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """`lookup` within `max_rpc_deadline_millis`: an error names the server that was late."""
-        if self._serving is None:  # the first time, over connections of their own
+        """Performs `lookup` within `max_rpc_deadline_millis`. An error names the late server."""
+        if self._serving is None:  # on first use, over separate connections
             shards = self.store.shards
             if self._connect is not None:
                 shards = self._connect(self.max_rpc_deadline_millis / 1000)
@@ -127,7 +128,7 @@ class DistributedMultiTypeTable(StoreFront):
         return {slot: found.rows_of(self.config.at(slot)) for slot in ids}
 
     def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new, in the order of the ids; -1 = there is no such slot. Raw path only."""
+        """Resets rows to first values. Returns -1 for an unknown slot. Raw path only."""
         if self.path != "raw":
             raise NotSupportedError(
                 f"reinitialize of slot {slot!r} on servers over the packed path; use native tables "

@@ -1,4 +1,4 @@
-"""Tables by slot name with one shard on every rank, and the queues around the steps of a batch."""
+"""Tables by slot name with one shard per rank, and the queues around the steps of a batch."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class QueueDepths:
     enable_pipelined_fwda2a: int = 0  # between the owners' lookup and the exchange of rows
     enable_async_optimize: int = 0  # between gradients and their exchange
     enable_pipelined_bwda2a: int = 0  # between the exchange of gradients and the update
-    post_push: int = 0  # gradients leave for servers during the next step
+    post_push: int = 0  # gradients are sent to servers during the next step
 
     @staticmethod
     def of(queue_configs: Mapping[str, int | None] | None) -> QueueDepths:
-        """From names and capacities; None, or a capacity of None or 0, is off."""
+        """Builds the value from names and capacities. None, or a capacity of None or 0, is off."""
         if queue_configs is None:
             return QueueDepths()
         if not isinstance(queue_configs, Mapping):
@@ -61,8 +61,11 @@ class QueueDepths:
 
 @dataclass(frozen=True, slots=True)
 class BatchSteps(Generic[A, B]):
-    """What is done with a batch: `start` its reading, `arrive` with rows; `send` its gradients,
-    `update` rows with what was sent. Each takes an item that carries its step and time."""
+    """The steps of a batch: `start` a lookup, `arrive` with its rows, `send` gradients, `update`
+    rows.
+
+    Each takes an item that carries its step and time.
+    """
 
     start: Callable[[Item[A]], Any]
     arrive: Callable[[Item[Any]], B]
@@ -71,14 +74,14 @@ class BatchSteps(Generic[A, B]):
 
 
 class Queues(Generic[A, B]):
-    """The queues of one table: reading ahead of training, and updates behind it.
+    """The queues of one table: lookups ahead of training, and updates behind it.
 
-    Updates run in the caller's thread, in the order of the puts, so that all ranks exchange in one
-    order; with `post_push` in one thread beside it. Reading ahead with exchanges needs a group of
-    its own.
+    Updates run in the caller's thread, in the order of the puts, so that all ranks exchange in the
+    same order; with `post_push` they run in one other thread. Lookups ahead with exchanges need a
+    separate process group.
 
     >>> done = []
-    >>> steps = Steps(
+    >>> steps = BatchSteps(
     ...     lambda item: item.value, lambda item: item.value * 10, lambda item: item.value,
     ...     lambda item: done.append((item.value, item.step)),
     ... )
@@ -118,20 +121,20 @@ class Queues(Generic[A, B]):
         self.close()
 
     def ahead(self, source: Iterable[Item[A]]) -> QueuedBatches[A, B]:
-        """Batches with their rows, read ahead as deep as the queues are."""
+        """Returns batches with their rows, looked up ahead as far as the queues allow."""
         return QueuedBatches(source, self.depths, self._steps)
 
     def put(self, item: Item[Any]) -> None:
-        """Gradients of a batch; they reach the rows when the queues let them go."""
+        """Adds the gradients of a batch. The queues decide when they reach the rows."""
         self.optimizing.put(item)
 
     def drain(self) -> None:
-        """All that waits is done when this returns."""
+        """Finishes everything in the queues."""
         self.optimizing.drain()
         self.updating.drain()
 
     def close(self) -> None:
-        """Ends the thread; what waits is lost."""
+        """Ends the thread. What is still in the queues is lost."""
         self.optimizing.close(drain=False)
         self.updating.close(drain=False)
 
@@ -140,7 +143,7 @@ class Queues(Generic[A, B]):
 
 
 class QueuedBatches(Prefetch[Any, B], Generic[A, B]):
-    """Two queues, one behind the other: of lookups that were started, and of rows that are here."""
+    """Two queues in sequence: started lookups, and received rows."""
 
     def __init__(
         self, source: Iterable[Item[A]], depths: QueueDepths, steps: BatchSteps[A, B]
@@ -149,14 +152,14 @@ class QueuedBatches(Prefetch[Any, B], Generic[A, B]):
         super().__init__(self.started, steps.arrive, depths.embedding_prefetch_capacity)
 
     def close(self) -> None:
-        """Stops both."""
+        """Stops both queues."""
         super().close()
         self.started.close()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotLookup:
-    """Rows by slot, and what an update at the same ids needs."""
+    """Rows by slot, and what an update of the same ids needs."""
 
     rows: dict[str, Float32[Tensor, "n dim"]]
     found: Lookup
@@ -165,8 +168,8 @@ class SlotLookup:
 class AllToAllMultiTypeTable(StoreFront):
     """The tables of `local` on every rank of an exchange, each with the rows it owns.
 
-    Every call is a collective. Equal ids leave a rank once; gradients of ranks are one optimizer
-    step each, in the order of ranks, as in Monolith. `queues` holds lookups ahead of training
+    Every call is a collective. Equal ids of a rank are sent once. The gradients of each rank are a
+    separate optimizer step, in rank order, as in Monolith. `queues` holds lookups ahead of training
     and updates behind it, as deep as `queue_configs` says.
 
     >>> import torch
@@ -218,20 +221,22 @@ class AllToAllMultiTypeTable(StoreFront):
         self.queues = Queues(depths, steps)
 
     def assign(self, batch: SlotRows, *, ts: int = 0) -> NoReturn:
-        """Not offered over ranks, as in Monolith."""
-        raise NotSupportedError("assign over ranks; every rank assigns to its own `local` tables.")
+        """Not supported over ranks, as in Monolith."""
+        raise NotSupportedError(
+            "assign is not supported over ranks; every rank assigns to its own `local` tables."
+        )
 
     def assign_add(self, batch: SlotRows, *, ts: int = 0) -> NoReturn:
-        """Not offered over ranks, as in Monolith."""
+        """Not supported over ranks, as in Monolith."""
         raise NotSupportedError(
-            "assign_add over ranks; every rank assigns to its own `local` tables."
+            "assign_add is not supported over ranks; every rank assigns to its own `local` tables."
         )
 
     def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> NoReturn:
-        """Not offered over ranks, as in Monolith."""
-        raise NotSupportedError(f"reinitialize of slot {slot!r} over ranks; ask the owner's table.")
+        """Not supported over ranks, as in Monolith."""
+        raise NotSupportedError(f"reinitialize of slot {slot!r} is not supported over ranks.")
 
-    # ---- the steps of a batch, between which queues stand
+    # ---- the steps of a batch, with queues between them
 
     def _start(self, item: Item[SlotIds]) -> tuple[SlotIds, PendingLookup]:
         return item.value, self.store.start_lookup(self.keys(item.value), step=item.step)
@@ -248,7 +253,7 @@ class AllToAllMultiTypeTable(StoreFront):
     def put_gradients(
         self, at: SlotLookup, grads: Mapping[str, Tensor], *, step: int = 0, ts: int = 0
     ) -> None:
-        """Gradients of what was read; the queues bring them to the rows."""
+        """Adds the gradients of looked-up rows to the queues."""
         batch = {slot: (at.found.keys.ids_of(self.config.at(slot)), g) for slot, g in grads.items()}
         _, flat = self._batch("grads", batch)
         if len(flat) != len(at.found.rows):

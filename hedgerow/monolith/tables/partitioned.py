@@ -1,4 +1,4 @@
-"""Partitioned tables: raw ids to the tensors of a model, with one lookup round for all tables."""
+"""Partitioned tables: from raw ids to the tensors of a model, with one lookup for all tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .over_ranks import BatchSteps, QueueDepths, Queues
 from .partitioned_shards import LocalShards, RankShards, Shards
 
 PLACEHOLDER_TABLE = "native_multi_hash_table_fake_table"
-"""The table that Monolith names where every feature is a table of its own."""
+"""The name of the table in Monolith if every feature has its own table."""
 
 Layouts = dict[str, Tensor | list[Tensor]]
 Given = Mapping[str, Tensor | Sequence[Tensor | None] | None]
@@ -48,14 +48,14 @@ class LayoutIndex(TypedDict):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LookedUpBatch:
-    """The rows of a batch, and all that a layout and its backward need. Values between stages."""
+    """The rows of a batch, and what a layout and its backward need. Passed between stages."""
 
     sharded: ShardedFids
     at: Delivery
-    rows: Float32[Tensor, "floats"]  # by shard, then table, as the ids
+    rows: Float32[Tensor, "floats"]  # ordered like the ids: by shard, then table
 
     def index(self) -> LayoutIndex:
-        """Where the vector of each id is, beside the rows; without waiting for their device."""
+        """Returns the index tensors on the device of the rows, without blocking."""
         sharded, device = self.sharded, self.rows.device
         return {
             "fid_offset": sharded.fid_offset.to(device, non_blocking=True),
@@ -64,27 +64,27 @@ class LookedUpBatch:
         }
 
     def lists(self) -> list[Float32[Tensor, "values"]]:
-        """The rows of each table and shard: by table, then shard."""
+        """Returns the rows of each table and shard, by table, then shard."""
         return by_list(self.sharded, self.rows)
 
 
 class PartitionedTables:
-    """Sharding, pulling and laying out as stages, and the gradients of layouts back to the rows.
+    """Sharding, lookup and layout as separate stages, and gradients of layouts back to the rows.
 
-    `shards` hold the tables that `config` names. Where they hold one table for every feature
-    instead, the configured table is a placeholder for all of them. With `unique` equal ids of a
-    feature are looked up once. An id that occurs in several features of one table takes one
-    optimizer step with the summed gradient; with `parity` it takes one step for each feature that
-    has it, as in Monolith (and without `unique` one for each occurrence).
+    `shards` must hold the tables that `config` names, or one table per feature; then the configured
+    table is a placeholder for all of them. With `unique` equal ids of a feature are looked up once.
+    An id that occurs in several features of one table takes one optimizer step with the summed
+    gradient. With `parity` it takes one step per feature, as in Monolith (and without `unique` one
+    per occurrence).
 
-    >>> from hedgerow.monolith.layouts import Feature, OutConfig, Slice
+    >>> from hedgerow.monolith.layouts import LayoutFeature, OutConfig, Slice
     >>> from hedgerow.monolith.tables.partitioned_shards import LocalShards
     >>> from hedgerow.tables.config import Segment, TableConfig
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.multi.host_tables import HostTables
     >>> from hedgerow.tables.optimizers import Sgd
     >>> config = FeatureConfigs(
-    ...     {"f": Feature("t", "SUM", (2,))}, {"out": OutConfig("NONE", (Slice("f", 0, 2),))}
+    ...     {"f": LayoutFeature("t", "SUM", (2,))}, {"out": OutConfig("NONE", (Slice("f", 0, 2),))}
     ... )
     >>> table = TableConfig("t", (Segment(2, Zeros(), Sgd(lr=1.0)),))
     >>> stores = [HostTables({"t": table}) for shard in range(2)]
@@ -127,20 +127,20 @@ class PartitionedTables:
     # ---- stages
 
     def shard(self, features: Mapping[str, tuple[bool, Ragged]], batch_size: int) -> ShardedFids:
-        """The ids of a batch by owner; needs no table, so a data pipeline can do it."""
+        """Returns the ids of a batch by owner. Needs no table, so a data pipeline can call it."""
         return shard_fids(features, batch_size, self.shards.count, self.config, self._unique)
 
     def pull(
         self, sharded: ShardedFids, *, missing: Missing = "zeros", step: int | None = None
     ) -> LookedUpBatch:
-        """The rows of sharded ids, from all shards."""
+        """Returns the rows of sharded ids, from all shards."""
         sizes = self._slot_sizes(sharded)
         ids = sharded.flat_fids.to(self.shards.device, non_blocking=True)
         at, rows = self.shards.pull(ids, sizes, missing=missing, step=step)
         return LookedUpBatch(sharded, at, rows)
 
     def layout(self, pulled: LookedUpBatch) -> Layouts:
-        """The tensors of all layouts by name; a list where the type is NONE."""
+        """Returns the tensors of all layouts by name; a list for a layout of type NONE."""
         found = fused_embedding_to_layout(
             pulled.rows,
             self.config,
@@ -159,7 +159,7 @@ class PartitionedTables:
         missing: Missing = "zeros",
         step: int | None = None,
     ) -> Layouts:
-        """All stages at once."""
+        """Performs all stages."""
         return self.layout(self.pull(self.shard(features, batch_size), missing=missing, step=step))
 
     # ---- back
@@ -167,7 +167,8 @@ class PartitionedTables:
     def gradients(
         self, pulled: LookedUpBatch, layouts: Given, *, scale: float | None = None
     ) -> Float32[Tensor, "floats"]:
-        """Gradients of the pulled rows from those of layouts; missing ones count as zeros."""
+        """Returns the gradients of the rows from those of layouts. Missing gradients count as
+        zeros."""
         sharded = pulled.sharded
         (grads,) = fused_embedding_to_layout_grad(
             pulled.rows,
@@ -191,9 +192,9 @@ class PartitionedTables:
         step: int | None = None,
         ts: int = 0,
     ) -> Applied:
-        """One optimizer step per table and distinct id, from the gradients of layouts.
+        """Performs one optimizer step per table and distinct id, from the gradients of layouts.
 
-        With `parity` one step per listed id, features in the order of their names.
+        With `parity` there is one step per listed id, with features in name order.
         """
         grads = self.gradients(pulled, layouts, scale=scale)
         counts = self._occurrences(pulled.sharded).to(grads.device, non_blocking=True)
@@ -208,13 +209,13 @@ class PartitionedTables:
         )
 
     def assign(self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, ts: int = 0) -> Applied:
-        """Sets rows that are partitioned already: keys and flat rows of each shard."""
+        """Sets rows that are already partitioned: keys and flat rows of each shard."""
         return self.shards.assign(keys, rows, add=False, ts=ts)
 
     def assign_add(
         self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, ts: int = 0
     ) -> Applied:
-        """Adds to rows that are partitioned already."""
+        """Adds to rows that are already partitioned."""
         return self.shards.assign(keys, rows, add=True, ts=ts)
 
     # ---- helpers
@@ -225,7 +226,7 @@ class PartitionedTables:
         return sharded.flat_row_splits.view(self.shards.count, -1).diff(dim=1).reshape(-1)
 
     def _occurrences(self, sharded: ShardedFids) -> Int64[Tensor, "ids"]:
-        """How often each listed id stands in the batch."""
+        """Returns how often each listed id occurs in the batch."""
         if not self._unique:
             return torch.ones_like(sharded.flat_fids)
         sizes = self._slot_sizes(sharded)
@@ -264,7 +265,8 @@ class PartitionedTables:
 def by_list(
     sharded: ShardedFids, flat: Float32[Tensor, "floats"]
 ) -> list[Float32[Tensor, "values"]]:
-    """A flat tensor by shard, then table, as a list by table, then shard; without copies."""
+    """Returns a flat tensor by shard, then table, as a list by table, then shard, without
+    copies."""
     lengths = sharded.emb_lengths.tolist()
     shards = len(sharded.shard_row_lengths)
     tables = len(lengths) // shards
@@ -274,7 +276,7 @@ def by_list(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureIds:
-    """The ids of a batch by feature, and how many samples it has."""
+    """The ids of a batch by feature, and its number of samples."""
 
     features: Mapping[str, tuple[bool, Ragged]]
     batch_size: int
@@ -282,24 +284,24 @@ class FeatureIds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayoutResult:
-    """The tensors of a batch, and what the way back needs."""
+    """The tensors of a batch, and what the backward needs."""
 
     layouts: Layouts
     pulled: LookedUpBatch
 
 
 class PartitionedTable(PartitionedTables):
-    """`PartitionedTables` that know what a shard holds and how deep their queues are.
+    """`PartitionedTables` with queues and the kind of its shards.
 
-    Over ranks rows cannot be assigned, and gradients cannot leave beside training. `serving` gives
-    the same shards with the deadline of serving, for `serving_lookup`.
+    Over ranks rows cannot be assigned, and `post_push` is not supported. `serving` returns the same
+    shards with the serving deadline, for `serving_lookup`.
 
-    >>> from hedgerow.monolith.layouts import Feature, OutConfig, Slice
+    >>> from hedgerow.monolith.layouts import LayoutFeature, OutConfig, Slice
     >>> from hedgerow.tables.config import Segment, TableConfig
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.optimizers import Sgd
     >>> features = FeatureConfigs(
-    ...     {"f": Feature("t", "SUM", (2,))}, {"out": OutConfig("NONE", (Slice("f", 0, 2),))}
+    ...     {"f": LayoutFeature("t", "SUM", (2,))}, {"out": OutConfig("NONE", (Slice("f", 0, 2),))}
     ... )
     >>> local = MultiTypeTable({"t": TableConfig("t", (Segment(2, Zeros(), Sgd(lr=1.0)),))})
     >>> table = PartitionedTable(features, LocalShards([local.store]), holds=MultiTypeTable)
@@ -347,7 +349,7 @@ class PartitionedTable(PartitionedTables):
 
     @property
     def path(self) -> str:
-        """How rows are asked for: `alltoall`, `raw` or `packed`."""
+        """How rows are requested: `alltoall`, `raw` or `packed`."""
         if self.is_over_ranks:
             return "alltoall"
         return "raw" if self.holds is NativeMultiTable and not self.transfer_float16 else "packed"
@@ -365,39 +367,39 @@ class PartitionedTable(PartitionedTables):
         missing: Missing = "zeros",
         step: int | None = None,
     ) -> Layouts:
-        """`lookup` within the deadline of serving: an error names the server that was late."""
+        """Performs `lookup` within the serving deadline. An error names the late server."""
         sharded = self.shard(features, batch_size)
         if self._serving is None and self._connect is not None:
-            self._serving = self._connect()  # the first time, over connections of their own
+            self._serving = self._connect()  # on first use, over separate connections
         shards, sizes = self._serving or self.shards, self._slot_sizes(sharded)
         ids = sharded.flat_fids.to(shards.device, non_blocking=True)
         at, rows = shards.pull(ids, sizes, missing=missing, step=step)
         return self.layout(LookedUpBatch(sharded, at, rows))
 
     def assign(self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, ts: int = 0) -> Applied:
-        """Sets rows that are partitioned already; not over ranks."""
+        """Sets rows that are already partitioned. Not supported over ranks."""
         self._refuse_over_ranks("assign")
         return super().assign(keys, rows, ts=ts)
 
     def assign_add(
         self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, ts: int = 0
     ) -> Applied:
-        """Adds to rows that are partitioned already; not over ranks."""
+        """Adds to rows that are already partitioned. Not supported over ranks."""
         self._refuse_over_ranks("assign_add")
         return super().assign_add(keys, rows, ts=ts)
 
     def put_gradients(
         self, at: LayoutResult, layouts: Given, *, step: int = 0, ts: int = 0
     ) -> None:
-        """Gradients of layouts; the queues bring them to the rows."""
+        """Adds the gradients of layouts to the queues."""
         self.queues.put(Item((at.pulled, layouts), step, ts))
 
     def _refuse_over_ranks(self, verb: str) -> None:
         if self.is_over_ranks:
-            raise NotSupportedError(f"{verb} of partitioned tables over ranks, as in Monolith.")
+            raise NotSupportedError(f"{verb} of partitioned tables is not supported over ranks.")
         return
 
-    # ---- the steps of a batch, between which queues stand
+    # ---- the steps of a batch, with queues between them
 
     def _start(self, item: Item[FeatureIds]) -> LookedUpBatch:
         sharded = self.shard(item.value.features, item.value.batch_size)

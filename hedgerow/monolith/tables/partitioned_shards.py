@@ -1,4 +1,4 @@
-"""Where the shards of partitioned tables are: in this process, on every rank, or on servers."""
+"""The shards of partitioned tables: in this process, on every rank, or on servers."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from ...tables.store import Applied, Missing, TableKeys
 
 
 class Shards(Protocol):
-    """Tables in several shards; ids come shard after shard, inside a shard table after table."""
+    """Tables in several shards. Ids are ordered by shard, then by table."""
 
     @property
     def count(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Shards(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where ids and rows are."""
+        """The device of ids and rows."""
         ...
 
     def pull(
@@ -62,7 +62,10 @@ class Shards(Protocol):
         missing: Missing,
         step: int | None,
     ) -> tuple[Delivery, Float32[Tensor, "floats"]]:
-        """Rows in the order of the ids, and where the ids went; slot sizes are in host memory."""
+        """Returns the rows in the order of the ids, and the delivery for `push`.
+
+        `slot_sizes` must be in host memory.
+        """
         ...
 
     def push(
@@ -76,22 +79,22 @@ class Shards(Protocol):
         ts: int,
         per_occurrence: bool,
     ) -> Applied:
-        """One optimizer step per table and distinct id of what was pulled, or per listed id."""
+        """Performs one optimizer step per table and distinct id of a `pull`, or per listed id."""
         ...
 
     def assign(
         self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, add: bool, ts: int
     ) -> Applied:
-        """Sets rows, or adds to them; keys and rows of each shard are its own."""
+        """Sets rows or adds to them. Each shard has its own keys and rows."""
         ...
 
 
 class LocalShards:
-    """Shards of this process, one store each; a single one is a plain local table."""
+    """Shards of this process, one store each. A single one is a plain local table."""
 
     def __init__(self, stores: Sequence[ShardStore]) -> None:
         if not stores:
-            raise ConfigError("LocalShards without a store; give one a shard.")
+            raise ConfigError("LocalShards without a store; give one per shard.")
         self.stores = tuple(stores)
         for store in self.stores:
             if (store.names, store.dims) != (self.names, self.dims):
@@ -102,7 +105,7 @@ class LocalShards:
 
     @property
     def count(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return len(self.stores)
 
     @property
@@ -117,7 +120,7 @@ class LocalShards:
 
     @property
     def device(self) -> torch.device:
-        """Where ids and rows are."""
+        """The device of ids and rows."""
         return getattr(self.stores[0], "device", checks.CPU)
 
     def pull(
@@ -128,7 +131,7 @@ class LocalShards:
         missing: Missing,
         step: int | None,
     ) -> tuple[Delivery, Float32[Tensor, "floats"]]:
-        """Rows in the order of the ids, and where the ids went."""
+        """Returns the rows in the order of the ids, and the delivery for `push`."""
         sizes = sizes_of(slot_sizes, self.count)
         at = Delivery(sizes, sizes, ids)
         floats = floats_of(sizes, self.dims)
@@ -148,7 +151,7 @@ class LocalShards:
         ts: int,
         per_occurrence: bool,
     ) -> Applied:
-        """One optimizer step per table and distinct id, shard after shard."""
+        """Performs one optimizer step per table and distinct id, shard after shard."""
         shares = zip(
             self.stores,
             grads.split(floats_of(at.sent, self.dims)),
@@ -173,7 +176,7 @@ class LocalShards:
     def assign(
         self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, add: bool, ts: int
     ) -> Applied:
-        """Sets rows, or adds to them; keys and rows of each shard are its own."""
+        """Sets rows or adds to them. Each shard has its own keys and rows."""
         if not len(keys) == len(rows) == self.count:
             raise InputError(
                 f"keys of {len(keys)} and rows of {len(rows)} shards; there are {self.count}."
@@ -186,7 +189,7 @@ class LocalShards:
 
 
 class RankShards:
-    """One shard on every rank of an exchange. Every rank makes the same calls."""
+    """One shard on every rank of an exchange. All ranks must make the same calls."""
 
     def __init__(
         self,
@@ -201,7 +204,7 @@ class RankShards:
 
     @property
     def count(self) -> int:
-        """How many shards there are: ranks."""
+        """The number of shards, which is the number of ranks."""
         return self.exchange.ranks
 
     @property
@@ -216,7 +219,7 @@ class RankShards:
 
     @property
     def device(self) -> torch.device:
-        """Where ids and rows are."""
+        """The device of ids and rows."""
         return getattr(self.local, "device", checks.CPU)
 
     def pull(
@@ -227,7 +230,7 @@ class RankShards:
         missing: Missing,
         step: int | None,
     ) -> tuple[Delivery, Float32[Tensor, "floats"]]:
-        """Rows of this rank's ids from their owners, and where the ids went."""
+        """Returns the rows of this rank's ids from their owners, and the delivery for `push`."""
         at = deliver(self.exchange, ids, slot_sizes)
         rows = start_fetch(self.exchange, at, self.local, self.dims, missing=missing, step=step)
         return at, rows.wait()
@@ -243,19 +246,21 @@ class RankShards:
         ts: int,
         per_occurrence: bool,
     ) -> Applied:
-        """The gradients of all ranks, summed, at their owners."""
+        """Applies the gradients of all ranks at their owners."""
         going = GradientPush.start(self.updates, at, self.dims, grads, occurrences, self._merging)
         return going.apply(self.local, rates=rates, step=step, ts=ts, per_occurrence=per_occurrence)
 
     def assign(
         self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, add: bool, ts: int
     ) -> Applied:
-        """Not offered over ranks, as in Monolith."""
-        raise NotSupportedError("assign over ranks; every rank assigns to its own `local` tables.")
+        """Not supported over ranks, as in Monolith."""
+        raise NotSupportedError(
+            "assign is not supported over ranks; every rank assigns to its own `local` tables."
+        )
 
 
 class ServerShards:
-    """The shards of partitioned tables on servers; one request to each a call, all at once.
+    """Shards on servers. A call sends one request to each of them, all at once.
 
     >>> from hedgerow.ps.shard import LocalShard
     >>> from hedgerow.tables.config import Segment
@@ -278,7 +283,7 @@ class ServerShards:
 
     @property
     def count(self) -> int:
-        """How many servers there are."""
+        """The number of servers."""
         return len(self.store.shards)
 
     @property
@@ -293,7 +298,7 @@ class ServerShards:
 
     @property
     def device(self) -> torch.device:
-        """Servers are spoken to from host memory."""
+        """The CPU: servers take tensors in host memory."""
         return checks.CPU
 
     def pull(
@@ -304,7 +309,7 @@ class ServerShards:
         missing: Missing,
         step: int | None,
     ) -> tuple[Delivery, Float32[Tensor, "floats"]]:
-        """Rows in the order of the ids, each server's straight to their place."""
+        """Returns the rows in the order of the ids. Each server's rows are received in place."""
         sizes = sizes_of(slot_sizes, self.count)
         at = Delivery(sizes, sizes, ids)
         floats = floats_of(sizes, self.dims)
@@ -329,7 +334,7 @@ class ServerShards:
         ts: int,
         per_occurrence: bool,
     ) -> Applied:
-        """One optimizer step per table and distinct id, on every server that has some."""
+        """Performs one optimizer step per table and distinct id, on every server that owns some."""
         config = self.store.config
         all_keys = at.merged_keys()
         now = rates_of_keys(config, all_keys, rates, step)
@@ -355,7 +360,7 @@ class ServerShards:
     def assign(
         self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, add: bool, ts: int
     ) -> Applied:
-        """Sets rows, or adds to them; keys and rows of each server are its own."""
+        """Sets rows or adds to them. Each server has its own keys and rows."""
         if not len(keys) == len(rows) == self.count:
             raise InputError(
                 f"keys of {len(keys)} and rows of {len(rows)} shards; there are {self.count}."

@@ -31,7 +31,7 @@ SlotRates = Mapping[str, Sequence[Rate]]
 
 
 class SlotFront:
-    """What the fronts over `HostTables` share. Slots that a call does not list are left alone.
+    """The base of fronts over `HostTables`. Slots that a call does not list are unchanged.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -45,7 +45,7 @@ class SlotFront:
     {'user': [[1.0, 1.0]]}
     """
 
-    sync_clients: tuple[object, ...] = ()  # who is told of changed rows, one a shard
+    sync_clients: tuple[object, ...] = ()  # one client per shard, which gets changed rows
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class SlotFront:
         return self.store.dims
 
     def table(self, slot: str) -> HostTable:
-        """The table of a slot."""
+        """Returns the table of a slot."""
         return self.store.table(self.store.config.at(slot))
 
     def lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """Rows of each listed slot's ids. Nothing is inserted."""
+        """Returns the rows of each listed slot's ids. Inserts nothing."""
         for slot, own in slot_items("ids", ids):
             self.table(slot).core.checked_keys(own)
         return {
@@ -89,7 +89,7 @@ class SlotFront:
         return parts.assign(self._parts("rows", batch), ts=ts)
 
     def assign_add(self, batch: SlotRows, *, ts: int = 0) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         return parts.assign_add(self._parts("rows", batch), ts=ts)
 
     def apply_gradients(
@@ -102,7 +102,8 @@ class SlotFront:
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """One optimizer step per slot and distinct id. Slots without `rates` use their own."""
+        """Performs one optimizer step per slot and distinct id. Slots without `rates` use their
+        own."""
         return parts.apply_gradients(
             self._parts("grads", batch, rates, counts),
             step=step,
@@ -111,11 +112,11 @@ class SlotFront:
         )
 
     def size(self) -> int:
-        """Rows of all tables."""
+        """Returns the number of rows of all tables."""
         return self.store.size()
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave to any table."""
+        """Returns the largest `ts` that a write gave to any table."""
         return self.store.max_ts()
 
     def _parts(
@@ -147,7 +148,7 @@ class SlotFront:
 
 
 def slot_items(name: str, batch: Mapping[str, V]) -> list[tuple[str, V]]:
-    """What a dict by slot holds, or an error that says it is none.
+    """Returns the items of a dict by slot. Raises `DtypeError` if it is not a mapping.
 
     >>> slot_items("ids", {"user": 1})
     [('user', 1)]
@@ -158,7 +159,7 @@ def slot_items(name: str, batch: Mapping[str, V]) -> list[tuple[str, V]]:
 
 
 def slot_pairs(name: str, batch: SlotRows) -> list[tuple[str, tuple[Tensor, Tensor]]]:
-    """Ids and rows of each slot, or an error that says what is none."""
+    """Returns ids and rows of each slot. Raises `DtypeError` for anything else than a pair."""
     pairs = []
     for slot, value in slot_items("the batch", batch):
         if not isinstance(value, tuple) or len(value) != 2:
@@ -170,7 +171,7 @@ def slot_pairs(name: str, batch: SlotRows) -> list[tuple[str, tuple[Tensor, Tens
 
 
 class SlotTables(Protocol):
-    """Tables addressed by slot name; slots that a call does not list are left alone."""
+    """Tables addressed by slot name. Slots that a call does not list are unchanged."""
 
     sync_clients: tuple[object, ...]
 
@@ -187,7 +188,7 @@ class SlotTables(Protocol):
     def lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """Rows of each listed slot's ids. Nothing is inserted."""
+        """Returns the rows of each listed slot's ids. Inserts nothing."""
         ...
 
     def assign(self, batch: SlotRows, *, ts: int = 0) -> Applied:
@@ -195,7 +196,7 @@ class SlotTables(Protocol):
         ...
 
     def assign_add(self, batch: SlotRows, *, ts: int = 0) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         ...
 
     def apply_gradients(
@@ -208,35 +209,36 @@ class SlotTables(Protocol):
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """One optimizer step per slot and distinct id."""
+        """Performs one optimizer step per slot and distinct id."""
         ...
 
     def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new; raises where a front does not offer it."""
+        """Resets rows to first values. Raises if the front does not support it."""
         ...
 
     def size(self) -> int:
-        """Rows of all tables."""
+        """Returns the number of rows of all tables."""
         ...
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave to any table."""
+        """Returns the largest `ts` that a write gave to any table."""
         ...
 
 
 @runtime_checkable
 class ServesLookups(Protocol):
-    """Tables whose lookups have a deadline of their own while serving."""
+    """Tables whose lookups have a separate deadline while serving."""
 
     def serving_lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """Rows within the deadline, or an error that names who was late."""
+        """Returns rows within the deadline. An error names the late server."""
         ...
 
 
 class StoreFront:
-    """The slots of a `RowStore` whose tables are those of `config`. One call of the store a call.
+    """The slots of a `RowStore` whose tables are those of `config`. Each call makes one call of the
+    store.
 
     >>> from hedgerow.tables.config import Segment, TableConfig
     >>> from hedgerow.tables.initializers import Zeros
@@ -252,7 +254,7 @@ class StoreFront:
     {'user': [[-0.5, -0.5]]}
     """
 
-    sync_clients: tuple[object, ...] = ()  # who is told of changed rows, one a shard
+    sync_clients: tuple[object, ...] = ()  # one client per shard, which gets changed rows
 
     def __init__(self, store: RowStore, config: MultiConfig) -> None:
         self.store, self.config = store, config
@@ -273,7 +275,7 @@ class StoreFront:
     def lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """Rows of each listed slot's ids. Nothing is inserted."""
+        """Returns the rows of each listed slot's ids. Inserts nothing."""
         given = dict(slot_items("ids", ids))
         found = self.store.lookup(self.keys(given), missing=missing, step=step)
         return {slot: found.rows_of(self.config.at(slot)) for slot in given}
@@ -283,7 +285,7 @@ class StoreFront:
         return self.store.assign(*self._batch("rows", batch), ts=ts)
 
     def assign_add(self, batch: SlotRows, *, ts: int = 0) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         return self.store.assign_add(*self._batch("rows", batch), ts=ts)
 
     def apply_gradients(
@@ -296,7 +298,8 @@ class StoreFront:
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """One optimizer step per slot and distinct id. Slots without `rates` use their own."""
+        """Performs one optimizer step per slot and distinct id. Slots without `rates` use their
+        own."""
         keys, flat = self._batch("grads", batch)
         return self.store.apply_gradients(
             keys,
@@ -309,23 +312,23 @@ class StoreFront:
         )
 
     def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Not offered, unless a front says so."""
+        """Not supported, unless a subclass implements it."""
         raise NotSupportedError(
             f"reinitialize of slot {slot!r} on a {type(self).__name__}; use native tables."
         )
 
     def size(self) -> int:
-        """Rows of all tables."""
+        """Returns the number of rows of all tables."""
         return self.store.size()
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave to any table."""
+        """Returns the largest `ts` that a write gave to any table."""
         return self.store.max_ts()
 
     # ---- helpers
 
     def keys(self, ids: SlotIds) -> TableKeys:
-        """Ids by slot as keys of all tables; a slot that is missing has none."""
+        """Returns ids by slot as keys of all tables. A missing slot has none."""
         for slot, own in slot_items("ids", ids):
             self.config.at(slot)
             checks.tensor(f"ids of {slot!r}", own, torch.int64, (None,))
@@ -360,7 +363,7 @@ class StoreFront:
 def slot_counts(
     names: tuple[str, ...], batch: Mapping[str, tuple[Tensor, Tensor]], counts: SlotIds
 ) -> Int64[Tensor, "n"]:
-    """Occurrences of all ids of a batch; 1 for those of slots that `counts` does not list."""
+    """Returns the occurrences of all ids of a batch, 1 for slots that `counts` does not list."""
     given = dict(slot_items("counts", counts))
     for slot, own in given.items():
         if slot not in batch:
@@ -375,10 +378,10 @@ def slot_counts(
 
 
 class SlotStores:
-    """A front over one `RowStore` of a single table for each slot.
+    """A front over one single-table `RowStore` per slot.
 
-    Everything is checked before the first store changes; what a store itself refuses leaves those
-    before it changed. `serving` gives the same rows for `serving_lookup`.
+    Arguments are checked before the first store changes. If a store itself refuses, the stores
+    before it have already changed. `serving` returns the stores for `serving_lookup`.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.host import HostTable
@@ -390,7 +393,7 @@ class SlotStores:
     Applied(inserted=1, refused=0, dropped=0)
     """
 
-    sync_clients: tuple[object, ...] = ()  # who is told of changed rows, one a shard
+    sync_clients: tuple[object, ...] = ()  # one client per shard, which gets changed rows
 
     def __init__(
         self,
@@ -423,7 +426,7 @@ class SlotStores:
     def lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """Rows of each listed slot's ids. Nothing is inserted."""
+        """Returns the rows of each listed slot's ids. Inserts nothing."""
         given = slot_items("ids", ids)
         for slot, own in given:
             self.config.at(slot)
@@ -436,7 +439,8 @@ class SlotStores:
     def serving_lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """`lookup` in the stores that `serving` gives, which have a deadline of their own."""
+        """Performs `lookup` in the stores that `serving` returns, which have a separate
+        deadline."""
         if self._serving is None:
             configs = dict(zip(self.config.names, self.config.configs, strict=True))
             stores = self.stores if self._connect is None else self._connect()
@@ -451,7 +455,7 @@ class SlotStores:
         )
 
     def assign_add(self, batch: SlotRows, *, ts: int = 0) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         checked = self._batch("rows", batch)
         return parts.total(
             [self.stores[s].assign_add(_keys(ids), rows, ts=ts) for s, ids, rows in checked]
@@ -467,7 +471,8 @@ class SlotStores:
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """One optimizer step per slot and distinct id. Slots without `rates` use their own."""
+        """Performs one optimizer step per slot and distinct id. Slots without `rates` use their
+        own."""
         checked = self._batch("grads", batch)
         own_rates = dict(slot_items("rates", {} if rates is None else rates))
         own_counts = dict(slot_items("counts", {} if counts is None else counts))
@@ -492,17 +497,17 @@ class SlotStores:
         )
 
     def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> NoReturn:
-        """Not offered, as in Monolith."""
+        """Not supported, as in Monolith."""
         raise NotSupportedError(
             f"reinitialize of slot {slot!r} on a table for each slot; use native tables."
         )
 
     def size(self) -> int:
-        """Rows of all tables."""
+        """Returns the number of rows of all tables."""
         return sum(store.size() for store in self.stores.values())
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave to any table."""
+        """Returns the largest `ts` that a write gave to any table."""
         return max(store.max_ts() for store in self.stores.values())
 
     def _batch(self, name: str, batch: SlotRows) -> list[tuple[str, Tensor, Tensor]]:

@@ -1,3 +1,3 @@
-"""The words of a plan: machines, tables, ways to keep them, answers."""
+"""The inputs of the planner: machines, tables and their options; and the solver's answer."""
 
 from __future__ import annotations

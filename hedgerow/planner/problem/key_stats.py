@@ -22,10 +22,11 @@ _FIELDS = ("sampled", "head", "tail", "drift", "keys")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStats:
-    """Counts of sampled ids: exact for the hottest keys, and how many keys were seen how often.
+    """Counts of sampled ids: exact for the most frequent keys, a histogram of counts for all
+    others.
 
-    `drift` is the share of hot keys of the later half that the earlier half does not have; `keys`
-    the first ids of the sample in their order, of which routing advice is made.
+    `drift` is the share of frequent keys in the later half of the sample that are absent in the
+    earlier half. `keys` are the first sampled ids in order, from which routing advice is computed.
 
     >>> stats = KeyStats(sampled=7, head=(3,), tail=((1, 2), (2, 1)))
     >>> stats.distinct, round(stats.unseen_mass, 3)
@@ -35,8 +36,8 @@ class KeyStats:
     """
 
     sampled: int
-    head: tuple[int, ...] = field(repr=False)  # times each of the hottest was seen, falling
-    tail: tuple[tuple[int, int], ...] = field(repr=False)  # (times seen, keys), of all others
+    head: tuple[int, ...] = field(repr=False)  # counts of the most frequent keys, descending
+    tail: tuple[tuple[int, int], ...] = field(repr=False)  # (count, keys with it) of the others
     drift: float = 0.0
     keys: tuple[int, ...] = field(default=(), repr=False)
 
@@ -57,21 +58,22 @@ class KeyStats:
             )
 
     def __hash__(self) -> int:
-        # Equal statistics have equal hashes, as they must; heads are long, and looked up often.
+        # Cheap and consistent with equality. The head is long and hashed often.
         return hash((self.sampled, len(self.head), self.head[:4], self.tail[:4]))
 
     @property
     def distinct(self) -> int:
-        """Keys seen at least once."""
+        """Distinct keys in the sample."""
         return len(self.head) + sum(keys for _, keys in self.tail)
 
     @property
     def unseen_mass(self) -> float:
-        """The chance that the next id was not seen yet, by Good and Turing: ids seen once."""
+        """The Good-Turing estimate that the next id is new: the share of ids that were seen
+        once."""
         return dict(self.counts()).get(1, 0) / self.sampled
 
     def counts(self) -> list[tuple[int, int]]:
-        """(times seen, keys seen so often) of all keys, the most frequent first.
+        """Returns (count, keys with that count) of all keys, highest count first.
 
         >>> KeyStats(sampled=7, head=(3,), tail=((1, 2), (2, 1))).counts()
         [(3, 1), (2, 1), (1, 2)]
@@ -82,7 +84,8 @@ class KeyStats:
         return sorted(found.items(), reverse=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON; equal counts of the head are one pair."""
+        """Returns the statistics as a dict for JSON. Runs of equal counts in the head become one
+        pair."""
         return {
             "sampled": self.sampled,
             "head": [list(pair) for pair in _runs(self.head)],
@@ -93,10 +96,11 @@ class KeyStats:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> KeyStats:
-        """What `to_dict` was called on. What is missing, unknown or no count is named."""
+        """Returns the statistics from their dict form. Raises for missing, unknown or invalid
+        fields."""
         if not isinstance(values, Mapping) or not {"sampled", "head", "tail"} <= set(values):
             raise ConfigError(
-                f"{_short(values)} is no key statistics; it must be a dict with sampled, head and "
+                f"{_short(values)} is not key statistics; it must be a dict with sampled, head and "
                 f"tail, as `hedgerow sample-keys` writes it."
             )
         for name in values:
@@ -110,7 +114,7 @@ class KeyStats:
         return cls(sampled=values["sampled"], head=head, tail=values["tail"], **rest)
 
 
-_MOST_HEAD = 2**24  # what a file may ask us to hold
+_MOST_HEAD = 2**24  # limit on what a file may make us allocate
 
 
 def _runs(falling: Iterable[int]) -> list[tuple[int, int]]:
@@ -153,19 +157,19 @@ def _short(value: object) -> str:
 
 
 SAMPLE_IDS = 2_000_000
-"""Ids of a sample: 16 MB, counted exactly in less than a second."""
+"""Default sample size: 16 MB, counted in less than a second."""
 HEAD_KEYS = 65_536
-"""Keys whose counts are kept one by one; of all others only how many were seen how often."""
+"""Number of keys whose counts are kept individually."""
 ROUTING_KEYS = 65_536
-"""Ids kept as they came, for advice on routing: two steps of a source."""
-_HOT = 10  # times seen: a key so frequent in one half is in the other by chance 0.99995
+"""Number of ids kept in their original order for routing advice."""
+_HOT = 10  # a key seen 10 times in one half is in the other half with probability 0.99995
 
 
 @dataclass(slots=True)
 class KeySampler:
-    """Takes ids in the order of their use until it has `limit` of them; single-owner.
+    """Collects ids in the order of use, up to `limit`. Not thread-safe.
 
-    The order matters to caches and to drift, so the first ids are the sample, not random ones.
+    The sample is the first ids, not a random choice, because caches and drift depend on the order.
 
     >>> sampler = KeySampler(limit=5)
     >>> sampler.add(np.array([7, 7, 8])), sampler.add(np.array([7, 9, 9, 9]))
@@ -183,24 +187,24 @@ class KeySampler:
 
     @property
     def taken(self) -> int:
-        """Ids so far."""
+        """Number of ids collected so far."""
         return self._taken
 
     @property
     def full(self) -> bool:
-        """No more are taken."""
+        """Whether the sample has reached its limit."""
         return self._taken >= self.limit
 
     def add(self, keys: NDArray[np.int64] | Tensor) -> int:
-        """Takes ids as far as there is room, and says how many."""
+        """Adds ids up to the limit. Returns how many were added."""
         part = _checked(keys)[: self.limit - self._taken]
         if len(part):
-            self._parts.append(part.copy())  # a slice would keep all of a file's row group
+            self._parts.append(part.copy())  # a slice would keep the whole row group in memory
         self._taken += len(part)
         return len(part)
 
     def stats(self) -> KeyStats:
-        """What the sample says so far."""
+        """Returns the statistics of the ids collected so far."""
         if not self._taken:
             raise InputError("the sample is empty; key statistics need at least one id.")
         keys = np.concatenate(self._parts)
@@ -217,7 +221,7 @@ class KeySampler:
 
 
 def key_stats(keys: NDArray[np.int64] | Tensor, limit: int = SAMPLE_IDS) -> KeyStats:
-    """The statistics of the first `limit` ids, in the order of their use.
+    """Returns the statistics of the first `limit` ids, in the order of use.
 
     >>> key_stats(np.array([5, 5, 6])).head
     (2, 1)
@@ -228,9 +232,9 @@ def key_stats(keys: NDArray[np.int64] | Tensor, limit: int = SAMPLE_IDS) -> KeyS
 
 
 def drift(earlier: NDArray[np.int64] | Tensor, later: NDArray[np.int64] | Tensor) -> float:
-    """The share of the later window's hot keys that the earlier window does not have at all.
+    """Returns the share of the frequent keys of `later` that are absent in `earlier`.
 
-    Hot is what was seen ten times or more, so that chance alone makes no drift.
+    Frequent keys are seen ten times or more, so that chance alone causes no drift.
 
     >>> drift(np.repeat([1, 2, 3], 20), np.repeat([3, 4], 20))
     0.5
@@ -244,9 +248,9 @@ def drift(earlier: NDArray[np.int64] | Tensor, later: NDArray[np.int64] | Tensor
 
 
 def _are_among(keys: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which keys are among others, of which there is one at least.
+    """Returns, for each key, whether it is in `others`, which must not be empty.
 
-    Numpy's `isin` has a hash without a key, and ids that are chosen to collide make it quadratic.
+    numpy's `isin` uses an unkeyed hash, so keys that are chosen to collide make it quadratic.
     """
     ordered = np.sort(others)
     at = np.searchsorted(ordered, keys)

@@ -1,4 +1,4 @@
-"""The ways in which a table can be stored, as the solver sees them, and the solver's answer."""
+"""The options for storing a table, as the solver takes them, and the solver's answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...core.errors import ConfigError, HedgerowError
 
 
 class Mode(StrEnum):
-    """Where rows live. CACHING keeps all of them on the host, and copies of some in HBM."""
+    """Where rows live. CACHING keeps all rows on the host and copies of some in HBM."""
 
     HBM_ONLY = "HBM_ONLY"
     HYBRID = "HYBRID"
@@ -20,14 +20,14 @@ class Mode(StrEnum):
 
 
 FACTORS = ("0.02", "0.05", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9")
-"""Shares in HBM that HYBRID and CACHING are tried with, unless the caller gives others."""
+"""Default shares of rows in HBM that are tried for HYBRID and CACHING."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to keep a table; frozen, so that no two of them share anything that can change.
+    """A mode and load factor of a table.
 
-    `load_factor` is a decimal string, exact and as people write it: the share of rows in HBM.
+    `load_factor` is the share of rows in HBM as a decimal string, so that it is exact.
 
     >>> Variant(Mode.CACHING, "0.1").label, Variant(Mode.CACHING, "0.1").share
     ('CACHING@0.1', Fraction(1, 10))
@@ -38,12 +38,12 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """As plans and reports name it."""
+        """The name of the variant in plans and reports."""
         return f"{self.mode}@{self.load_factor}"
 
     @property
     def share(self) -> Fraction:
-        """The load factor, exactly."""
+        """The load factor as an exact fraction."""
         return Fraction(self.load_factor)
 
 
@@ -58,10 +58,10 @@ def variants(
     fixed: str | None = None,
     modes: Iterable[Mode | str] | None = None,
 ) -> tuple[Variant, ...]:
-    """All ways to keep a table: HBM_ONLY, HYBRID and CACHING at each factor, HOST_ONLY.
+    """Returns the variants of a table: HBM_ONLY, HYBRID and CACHING at each factor, HOST_ONLY.
 
-    A `fixed` factor leaves one of the ends, or both modes at it; `modes` restricts. Without cards
-    there is one way.
+    A `fixed` factor of 0 or 1 leaves one variant; other factors leave HYBRID and CACHING. `modes`
+    restricts the modes. On the CPU the only variant is HOST_ONLY.
 
     >>> len(variants()), [v.label for v in variants(fixed="0.3")]
     (24, ['HYBRID@0.3', 'CACHING@0.3'])
@@ -98,7 +98,7 @@ def _of_factor(fixed: str) -> tuple[Variant, ...]:
 
 
 def share_of(factor: str) -> Fraction:
-    """A load factor, checked and exact."""
+    """Returns a load factor as a fraction. Raises unless it is a string from "0" to "1"."""
     try:
         share = Fraction(factor)
     except (ValueError, ZeroDivisionError, TypeError):
@@ -125,7 +125,7 @@ def _mode(name: Mode | str) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to keep a table. `hbm` is bytes of a device, `ddr` of a rank, `ms` a step's time."""
+    """One option of a table: `hbm` bytes per device, `ddr` bytes per rank, `ms` per step."""
 
     label: str
     hbm: int
@@ -135,7 +135,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """A table, and all options that it may take, in the order that breaks the last ties."""
+    """A table and its options. The order of options breaks remaining ties."""
 
     name: str
     options: tuple[Option, ...]
@@ -143,7 +143,7 @@ class TableOptions:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What one more byte of each memory on every rank would save, in milliseconds a step."""
+    """The milliseconds per step that one more byte of each memory on every rank would save."""
 
     hbm_ms_per_byte: float = 0.0
     ddr_ms_per_byte: float = 0.0
@@ -151,16 +151,17 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """One option a table, by its place in the table's list.
+    """The solver's answer: for each table the index of its option.
 
-    `status` is "optimal", "time_limit" (the best so far; `gap` is proven) or "empty" (no tables).
+    `status` is "optimal", "time_limit" (the best choice found; `gap` is proven) or "empty" (no
+    tables).
     """
 
     status: str
     choice: tuple[int, ...]
     ms: float
-    hbm: int  # bytes of a device
-    ddr: int  # bytes of a rank
+    hbm: int  # per device
+    ddr: int  # per rank
     lower_bound_ms: float
     gap: float  # (ms - lower bound) / ms
     seconds: float
@@ -169,10 +170,11 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """One memory that does not suffice. None: no amount helps while the other is in its budget.
+    """A memory that is too small.
 
-    `alone` is what any plan needs if the other memory were endless, `joint` with the other one
-    kept within its budget. Bytes of a device (HBM) or of a rank (host).
+    `least_alone` is the smallest amount that any plan needs if the other memory were unlimited.
+    `least_joint` is the amount with the other memory within its budget, or None if no amount helps.
+    Bytes are per device (HBM) or per rank (host).
     """
 
     memory: str  # "hbm" or "ddr"
@@ -182,21 +184,21 @@ class Shortfall:
 
     @property
     def short_alone(self) -> Fraction:
-        """Bytes missing even with the other memory endless."""
+        """Missing bytes if the other memory were unlimited."""
         return max(Fraction(0), self.least_alone - self.budget)
 
     @property
     def short_joint(self) -> Fraction | None:
-        """Bytes missing with the other memory as it is."""
+        """Missing bytes with the other memory within its budget."""
         if self.least_joint is None:
             return None
         return max(Fraction(0), self.least_joint - self.budget)
 
 
 class PlanError(HedgerowError, ValueError):
-    """No plan: `kind` is "infeasible", "no_options" or "time_limit" (it was not settled).
+    """No plan was found. `kind` is "infeasible", "no_options" or "time_limit" (undecided).
 
-    The rest says what is missing, exactly.
+    The other fields say exactly what is missing.
     """
 
     def __init__(

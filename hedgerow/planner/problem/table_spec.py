@@ -1,4 +1,4 @@
-"""A table as the planner sees it: what it holds, how it is read, and what the user has fixed."""
+"""A table as the planner sees it: its size, how it is read, and what the user has fixed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 STATE_PER_VALUE = {"none": 0, "sgd": 0, "adam": 2}
-"""Floats of optimizer state beside each value; row-wise Adagrad has one a row, all others one."""
+"""Optimizer state per value, in floats. Row-wise Adagrad has one per row. Others default to one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature that reads a table: ids a sample on average, and whether they become one vector.
+    """A feature that reads a table: average ids per sample, and whether their rows are pooled.
 
     >>> Feature(20.0).pooled
     True
@@ -39,11 +39,11 @@ class Feature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSpec:
-    """A table to place: `hr.Table` with its size, how it is read and what is known of its keys.
+    """A table to place: its size, how it is read, and what is known of its keys.
 
-    `optimizer` is a name such as "adam" or "rowwise_adagrad"; `counter_rows` the ids that its
-    admission counts, 0 without one. `modes` and `load_factor` fix what the planner may choose;
-    `stats` are sampled keys; tables of one `group` are looked up together.
+    `optimizer` is a name such as "adam" or "rowwise_adagrad". `counter_rows` is the number of ids
+    that its admission counts, 0 without admission. `modes` and `load_factor` restrict the planner's
+    choice. `stats` are sampled keys. Tables of one `group` are looked up together.
 
     >>> TableSpec(name="item", rows=1000, dim=16).dist_type
     'hash_roundrobin'

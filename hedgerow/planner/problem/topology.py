@@ -1,4 +1,4 @@
-"""The machines that a plan is made for: their memory, what is kept free, and the budgets left."""
+"""The machines of a plan: their memory, the reserve that stays free, and the budget for tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_RANKS = 10**6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Bandwidths in GiB a second, as data sheets give them; a calibration replaces them.
+    """Bandwidths in GiB per second from data sheets. A calibration overrides them.
 
     >>> round(Links().bytes_per_ms("hbm"))
     963146416
@@ -29,18 +29,18 @@ class Links:
 
     hbm: float = 897
     ddr: float = 51
-    hbm_to_ddr: float = 32  # the way over PCIe
-    intra: float = 600  # between devices of a machine
+    hbm_to_ddr: float = 32  # over PCIe
+    intra: float = 600  # between devices of one machine
     inter: float = 12.5  # between machines
 
     def bytes_per_ms(self, link: str) -> float:
-        """Of the link with that name."""
+        """Returns the bandwidth of the named link in bytes per millisecond."""
         return getattr(self, link) * GIB / 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """So many ranks that share one pool of host memory."""
+    """A machine: its number of ranks and the host memory that they share."""
 
     ranks: int
     ddr: int
@@ -48,10 +48,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the shards of one rank may take where all ranks carry equal shards.
+    """Memory that the shards of one rank may use if all ranks carry equal shards.
 
-    The smallest card binds, and the smallest share of a machine's pool: a fraction, since a pool
-    need not divide evenly.
+    The smallest device and the smallest share of a machine's host memory decide. The share is a
+    fraction, because host memory may not divide evenly.
     """
 
     hbm: int
@@ -60,10 +60,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Ranks, cards and machines. HBM is private to a device, host memory shared by a machine.
+    """Ranks, devices and machines. HBM belongs to a device; host memory is shared by a machine.
 
-    `hbm_per_device` and `ddr_per_machine` are bytes, one number for all or a list of them. Machine
-    m has ranks m * local_world and on; the last may be part full. `local_world` None: one machine.
+    `hbm_per_device` and `ddr_per_machine` are bytes: one number for all, or a list. Machine m has
+    `local_world` ranks from rank m * local_world on; the last machine may have fewer. If
+    `local_world` is None, there is one machine.
 
     >>> pair = Topology(world=3, local_world=2, hbm_per_device=10, ddr_per_machine=[9, 6])
     >>> pair.machines
@@ -96,7 +97,8 @@ class Topology:
             )
 
     def _spread(self, name: str, count: int) -> None:
-        """Make a list a tuple of `count` sizes; a single number stays one."""
+        """Turns a list into a tuple after checking that it has `count` sizes. A single number stays
+        one."""
         value = getattr(self, name)
         many = not isinstance(value, int)
         values = tuple(value) if many else (value,)
@@ -111,18 +113,18 @@ class Topology:
 
     @property
     def ranks_per_machine(self) -> int:
-        """`local_world`, once it is known."""
+        """The number of ranks per machine."""
         return self.world if self.local_world is None else self.local_world
 
     @property
     def hbm_by_device(self) -> tuple[int, ...]:
-        """Bytes of each card."""
+        """HBM bytes of each device."""
         value = self.hbm_per_device
         return (value,) * self.world if isinstance(value, int) else tuple(value)
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """Every machine with its ranks and its pool."""
+        """Every machine with its ranks and host memory."""
         local, pools = self.ranks_per_machine, self.ddr_per_machine
         count = -(-self.world // local)
         sizes = (pools,) * count if isinstance(pools, int) else tuple(pools)
@@ -130,7 +132,7 @@ class Topology:
         return tuple(Machine(*pair) for pair in zip(ranks, sizes, strict=True))
 
     def budget(self) -> Budget:
-        """What one rank may take of either memory."""
+        """Returns the memory available to one rank."""
         shares = [Fraction(machine.ddr, machine.ranks) for machine in self.machines]
         return Budget(min(self.hbm_by_device), min(shares))
 
@@ -138,12 +140,12 @@ class Topology:
     def detect(
         world: int = 1, local_world: int | None = None, *, device: str | None = None
     ) -> Topology:
-        """This machine, taken as often as `world` ranks need; `device="cpu"` ignores its cards."""
+        """Returns `world` ranks on machines like this one. `device="cpu"` ignores GPUs."""
 
         return detect(world, local_world, device=device)
 
     def describe(self) -> str:
-        """In words.
+        """Returns a description as text.
 
         >>> Topology(world=8, hbm_per_device=80 * GIB, ddr_per_machine=512 * GIB).describe()
         '8 ranks on 1 machine: a card of 80.0 GiB each, 512 GiB of host memory a machine'
@@ -161,9 +163,11 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """What a plan leaves free: fractions of each device's HBM and each machine's host memory.
+    """Memory that a plan leaves free: fractions of each device's HBM and each machine's host
+    memory.
 
-    Bytes come off after the fractions: dense parameters, input batches, data loaders.
+    Fixed bytes are subtracted after the fractions, for example for dense parameters and input
+    batches.
 
     >>> Reserve(hbm_bytes=5).of(Topology(world=1, hbm_per_device=100, ddr_per_machine=50)).budget()
     Budget(hbm=80, ddr_per_rank=Fraction(45, 1))
@@ -184,7 +188,7 @@ class Reserve:
             checks.whole("Reserve", name, getattr(self, name), least=0)
 
     def of(self, topology: Topology) -> Topology:
-        """The same machines with the reserve taken off."""
+        """Returns the same machines with the reserve subtracted."""
         hbm = [
             _left("HBM of a device", size, self.hbm_fraction, self.hbm_bytes)
             for size in topology.hbm_by_device
@@ -218,7 +222,7 @@ def _left(what: str, size: int, fraction: float, fixed: int) -> int:
     return max(0, left)
 
 
-_CGROUP_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of version 2 and 1
+_CGROUP_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of cgroup versions 2 and 1
 
 
 def detect(
@@ -228,10 +232,10 @@ def detect(
     device: str | None = None,
     root: Path = Path("/"),
 ) -> Topology:
-    """The machines of a job of `world` ranks, all taken to be like this one.
+    """Returns the machines of a job of `world` ranks, assuming that all are like this one.
 
-    Each rank has a card of its own where there are cards, unless `device` is "cpu". Host memory is
-    all that this machine, or its container, may use. `root` is where system files are read.
+    Each rank has its own GPU if there are GPUs, unless `device` is "cpu". Host memory is what this
+    machine or its container may use. System files are read below `root`.
 
     >>> detect(2, device="cpu").machines[0].ranks
     2
@@ -251,13 +255,17 @@ def detect(
 
 
 def _cards() -> list[int]:
-    """Bytes of every card that is visible."""
+    """Returns the bytes of every visible GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return [torch.cuda.get_device_properties(card).total_memory for card in range(count)]
 
 
 def _of_ranks(cards: list[int], world: int, local: int) -> list[int]:
-    """Bytes of each rank's card. One visible card: launchers may show each process only its own."""
+    """Returns the bytes of each rank's GPU.
+
+    If one GPU is visible, every rank is assumed to have one like it, because some launchers show
+    each process only its own.
+    """
     needed = min(world, local)
     if len(cards) == 1:
         cards = cards * needed
@@ -270,7 +278,7 @@ def _of_ranks(cards: list[int], world: int, local: int) -> list[int]:
 
 
 def host_memory(root: Path = Path("/")) -> int:
-    """Bytes of this machine's memory, or of its container's limit if that is less."""
+    """Returns the bytes of this machine's memory, or of its container's limit if that is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in _CGROUP_LIMITS:
         path = root / "sys/fs/cgroup" / name

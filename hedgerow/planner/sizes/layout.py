@@ -12,7 +12,8 @@ from ..problem.table_spec import STATE_PER_VALUE, TableSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """One hash table: how many slots rows take, and the bytes of a slot beside its values.
+    """The slots of one hash table: how many a number of rows needs, and their bytes without row
+    values.
 
     >>> strict = Slots(slot_bytes=21, bucket=128, bucket_bytes=4)
     >>> strict.count(1000), strict.metadata(1000)
@@ -22,35 +23,36 @@ class Slots:
     slot_bytes: int | Fraction
     bucket: int = 1
     bucket_bytes: int = 0
-    unit: int | None = None  # slots come in multiples of it; None: in whole buckets
-    fullest: Fraction = Fraction(1)  # share of the slots that rows may fill
-    extra: int = 0  # slots beside the buckets
+    unit: int | None = None  # the slot count is a multiple of this; None: of `bucket`
+    fullest: Fraction = Fraction(1)  # largest share of slots that rows may fill
+    extra: int = 0  # slots besides the buckets
     fixed_bytes: int = 0
 
     def count(self, rows: int) -> int:
-        """Slots for so many rows."""
+        """Returns the number of slots for `rows` rows."""
         slots = -(-rows * self.fullest.denominator // self.fullest.numerator)
         return align(slots, self.unit or self.bucket) + self.extra
 
     def per_slot(self) -> Fraction:
-        """Bytes of a slot with its part of the bucket's header."""
+        """Returns the bytes of a slot, with its share of the bucket header."""
         return self.slot_bytes + Fraction(self.bucket_bytes, self.bucket)
 
     def metadata(self, rows: int) -> int:
-        """Bytes beside the values of so many rows."""
+        """Returns the bytes that `rows` rows take besides their values."""
         return ceil(self.count(rows) * self.per_slot()) + self.fixed_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How tables lie in the two memories.
+    """How tables are stored in the two memories.
 
-    `whole` holds a table that is all in HBM, `front` the HBM part of HYBRID, `cache` that of
-    CACHING, `host` what lies in host memory, `counter` an admission's counts. With `one_index` ids
-    are kept once, on the card, and only values are divided; otherwise each part is a table.
-    `spread` is the head-room of ranks that share ids by hashing, in standard deviations. With
-    `own_rows` rows are as our tables keep them: trained in fp32, with the states of our optimizers,
-    and sent by their owners before anything is pooled.
+    `whole` describes a table that is all in HBM, `front` the HBM part of HYBRID, `cache` that of
+    CACHING, `host` the part in host memory, `counter` the counts of admission.
+
+    With `one_index` a single index in HBM holds all ids, and only values are divided; otherwise
+    each part is a table of its own. `spread` is extra capacity for ranks that share ids by hashing,
+    in standard deviations. With `own_rows` rows are stored as Hedgerow's tables do: trained in
+    fp32, with the states of Hedgerow's optimizers, and sent by their owners before pooling.
     """
 
     name: str
@@ -66,7 +68,7 @@ class Layout:
     own_rows: bool = False
 
     def with_buckets(self, rows: int, counter: int) -> Layout:
-        """The same with other bucket capacities: of rows, and of the admission's counter.
+        """Returns the layout with other bucket capacities for rows and for the admission counter.
 
         >>> STRICT.with_buckets(256, 512).host.count(300)
         512
@@ -82,12 +84,12 @@ class Layout:
 
 
 def align(count: int, unit: int) -> int:
-    """The next multiple of `unit`; at least one."""
+    """Returns the next multiple of `unit`, at least one `unit`."""
     return max(1, -(-count // unit)) * unit
 
 
 def ceil(value: Fraction | int) -> int:
-    """The next whole number."""
+    """Returns the next whole number."""
     return -(-value.numerator // value.denominator)
 
 
@@ -101,30 +103,32 @@ BASELINE = Layout(
     counter=replace(_ROW, bucket=1024),
     one_index=True,
 )
-"""The published estimate: one index, values divided to the byte."""
+"""The published estimate: one index, and values divided to the byte."""
 
 # Key 8, score 8, digest 1, reference count 4.
 _TABLE = Slots(slot_bytes=21, bucket=128, bucket_bytes=4)
 _TIER = replace(_TABLE, bucket=1024)
 STRICT = Layout(name="strict", whole=_TABLE, front=_TIER, cache=_TIER, host=_TABLE, counter=_TIER)
-"""What the published run time allocates: two hash tables where a table lies in both memories."""
+"""The allocation of the published run time: two hash tables if a table is in both memories."""
 
-# A device table: 16 ids and 16 time stamps a bucket; two slots more are in a bucket of their own,
-# of which 14 are not there. Up to four fifths full every id finds room.
+# A device table has 16 ids and 16 time stamps per bucket, and 2 more slots in a bucket whose other
+# 14 are unused. Every id has a slot up to a load of four fifths.
 _CARD = Slots(slot_bytes=16, bucket=16, fullest=Fraction(4, 5), extra=2, fixed_bytes=14 * 16)
-# Of the fast rows of two tiers more is known on the card: of a cache when a row was last used and
-# whether it was changed, five bytes a slot; of a hybrid how often ids were used, 32 bytes a row. A
-# row of a hybrid that finds no room stays on the host, so it may be fuller.
+# The device stores more for the fast rows of two tiers. A cache stores the time of last use and a
+# dirty flag: 5 bytes per slot. A hybrid stores use counts: 32 bytes per row. A hybrid can be
+# fuller, because a row without a slot stays on the host.
 _CACHE = replace(_CARD, slot_bytes=16 + 5)
 _FULLER = Fraction(17, 20)
 _FRONT = replace(_CARD, slot_bytes=16 + 32 * _FULLER, fullest=_FULLER)
-# A host table: a time stamp a row, and an index of 64-byte buckets for 4 ids. Its 64 shards grow by
-# halves at different times: 16 * 0.5 / ln 1.5 = 19.73 bytes a row on average. Shards fill unevenly:
-# 4 % more, and the smallest size of all shards (6 buckets), cover that for any number of rows.
+# A host table has a time stamp per row, and an index of 64-byte buckets for 4 ids. Its 64 shards
+# grow by half at different times: 16 * 0.5 / ln 1.5 = 19.73 bytes per row on average. Shards fill
+# unevenly; 4 % more, and the smallest size of all shards (6 buckets), cover that for any number of
+# rows.
 _INDEX_BYTES = Fraction(41, 2)
 _HOST = Slots(slot_bytes=8 + _INDEX_BYTES, fixed_bytes=64 * 6 * 64)
-# A sliding filter: cells of 8 bytes that double when three quarters are used are 64 / 3 bytes an
-# id; later ones of 4 bytes at 5 / 6 full, but an id may have one in each of six arrays: 28.8.
+# A sliding filter has cells of 8 bytes and doubles when three quarters are used: 64 / 3 bytes per
+# id. Later arrays have cells of 4 bytes and are 5 / 6 full, but an id may have a cell in each of
+# six arrays: 28.8.
 _FILTER = Slots(slot_bytes=Fraction(144, 5), fixed_bytes=6 * 128 * 8)
 HEDGEROW = Layout(
     name="hedgerow",
@@ -138,7 +142,7 @@ HEDGEROW = Layout(
     spread=Fraction(7, 2),
     own_rows=True,
 )
-"""Our own tables."""
+"""Hedgerow's own tables."""
 
 LAYOUTS = {layout.name: layout for layout in (BASELINE, STRICT, HEDGEROW)}
 
@@ -149,9 +153,9 @@ _OTHER_NAMES = {"rowwise_adagrad": "RowAdagrad"}
 
 
 def row_bytes(spec: TableSpec, layout: Layout, *, inference: bool = False) -> int:
-    """Of one row, padded; without state in inference.
+    """Returns the padded bytes of a row. Inference needs no optimizer state.
 
-    Our tables train in fp32 whatever `dtype` the model sees, and serve in that `dtype`.
+    Hedgerow's tables train in fp32 whatever `dtype` the model sees, and serve in that `dtype`.
 
     >>> from .layout import HEDGEROW, STRICT
     >>> half = TableSpec(name="t", rows=9, dim=64, dtype="fp16", optimizer="adam")
@@ -167,14 +171,14 @@ def row_bytes(spec: TableSpec, layout: Layout, *, inference: bool = False) -> in
 
 
 def _published_state(spec: TableSpec) -> Fraction:
-    """State beside each value, in values."""
+    """Returns optimizer state per value, in values, as published."""
     if spec.optimizer == "rowwise_adagrad":
         return Fraction(1, spec.dim)
     return Fraction(STATE_PER_VALUE.get(spec.optimizer, 1))
 
 
 def state_floats(optimizer: str, dim: int) -> int:
-    """Floats that one of our optimizers, with its usual settings, keeps beside `dim` values.
+    """Returns the state floats of a Hedgerow optimizer with default settings for `dim` values.
 
     >>> state_floats("sgd", 8), state_floats("AdamW", 8), state_floats("rowwise_adagrad", 8)
     (0, 17, 1)

@@ -21,11 +21,11 @@ PIPELINES = ("none", "sparse_dist", "prefetch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoad:
-    """A rank's batch. `output_bytes` is of a value that leaves the table.
+    """The batch of a rank. `output_bytes` are the bytes of a value that leaves the table.
 
-    `pipeline` says how many batches are under way: "none", "sparse_dist" (ids of two) or "prefetch"
-    (ids of three, and `prefetch_bytes` of rows fetched ahead in so many `passes`).
-    `output_at_peak`: outputs are there when memory is fullest. Inference needs no room that stays.
+    `pipeline` gives the batches in flight: "none", "sparse_dist" (ids of two) or "prefetch" (ids of
+    three, and `prefetch_bytes` of rows fetched ahead in `passes` passes). `output_at_peak` says
+    whether outputs exist when memory is fullest. Inference needs no lasting buffers.
 
     >>> load = StepLoad(batch=4096)
     >>> load.buffers(TableSpec(name="user", rows=100, dim=32), world=8)
@@ -49,11 +49,11 @@ class StepLoad:
         checks.switch("StepLoad", "output_at_peak", self.output_at_peak)
 
     def ids(self, spec: TableSpec) -> Fraction:
-        """Ids that a rank reads from the table: as many as it sends, on average."""
+        """Returns the ids that a rank reads from the table in a step."""
         return sum((exact(f.ids_per_sample) * self.batch for f in spec.features), Fraction(0))
 
     def output_values(self, spec: TableSpec, world: int) -> Fraction:
-        """Values that a rank's shard gives out: to all ranks."""
+        """Returns the values that a rank's shard sends to all ranks."""
         rows = Fraction(0)
         for feature in spec.features:
             if feature.pooled:
@@ -63,14 +63,15 @@ class StepLoad:
         return rows * world * spec.dim
 
     def row_values(self, spec: TableSpec, world: int) -> Fraction:
-        """Values that a rank holds where rows travel: those it gives, and those it is given."""
+        """Returns the values that a rank holds if rows are exchanged: those it sends and those it
+        receives."""
         return self.ids(spec) * spec.dim * min(world, 2)
 
     def buffers(self, spec: TableSpec, world: int, *, rows_travel: bool = False) -> int:
-        """Bytes for ids and vectors of the steps that are under way.
+        """Returns the bytes for ids and vectors of the steps in flight.
 
-        With `rows_travel` owners send rows, and whoever asked pools them; otherwise owners pool
-        what they have for the samples of all ranks, and that travels.
+        With `rows_travel` owners send rows, and the requesting rank pools them. Otherwise each
+        owner pools its rows for the samples of all ranks and sends the results.
         """
         if self.inference:
             return 0
@@ -86,15 +87,16 @@ class StepLoad:
 
 
 def exact(value: float) -> Fraction:
-    """The number as people write it: 0.1 is a tenth."""
+    """Returns the number as it is written in decimal: 0.1 is one tenth."""
     return Fraction(str(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Bytes of one rank: `hbm` of its device, `ddr` of host memory. The others are parts of them.
+    """Bytes of one rank: `hbm` of its device, `ddr` of host memory. The other sizes are parts of
+    them.
 
-    `metadata` is everything beside the values, `counter` an admission's counts, `io` the buffers
+    `metadata` is everything besides the values, `counter` the counts of admission, `io` the buffers
     of a step.
     """
 
@@ -111,7 +113,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Values and metadata in each memory; fractions until they are added up."""
+    """Values and metadata in each memory. Fractions until they are added up."""
 
     hbm_values: Fraction | int = 0
     ddr_values: Fraction | int = 0
@@ -128,9 +130,9 @@ def storage_of(
     *,
     only_values: bool = False,
 ) -> Storage:
-    """What the table takes on each rank. `only_values`: as the run time is granted it.
+    """Returns the bytes of a table on each rank.
 
-    Without cards everything lies in host memory.
+    `only_values` leaves out everything but values. Without devices everything is in host memory.
 
     >>> from .layout import BASELINE
     >>> table = TableSpec(name="t", rows=1024, dim=64, optimizer="none")
@@ -152,7 +154,7 @@ def storages_of(
     *,
     only_values: bool = False,
 ) -> tuple[Storage, ...]:
-    """`storage_of` for each variant; what they have in common is worked out once."""
+    """Returns `storage_of` for each variant. The common part is computed once."""
     rows = rows_per_rank(spec, topology.world, layout)
     width = row_bytes(spec, layout, inference=load.inference)
     counter = 0 if only_values else _counter_bytes(spec, topology.world, layout)
@@ -190,7 +192,7 @@ def storages_of(
 
 
 def shard_rows(rows: int, world: int) -> tuple[int, ...]:
-    """Rows of each rank, whole shares first.
+    """Returns the rows of each rank; full shares come first.
 
     >>> shard_rows(10, 4), shard_rows(2, 4)
     ((3, 3, 3, 1), (1, 1, 0, 0))
@@ -200,9 +202,9 @@ def shard_rows(rows: int, world: int) -> tuple[int, ...]:
 
 
 def rows_per_rank(spec: TableSpec, world: int, layout: Layout) -> int:
-    """Rows that every rank has room for: those of the first, and what chance may add.
+    """Returns the rows that every rank must be able to hold.
 
-    Ids that hashing spreads over ranks are not spread evenly; blocks of ids are.
+    Hashing distributes ids unevenly, which needs extra capacity. Ranges of ids need none.
 
     >>> from .layout import HEDGEROW, STRICT
     >>> spec = TableSpec(name="t", rows=1_000_000, dim=8)
@@ -213,7 +215,8 @@ def rows_per_rank(spec: TableSpec, world: int, layout: Layout) -> int:
 
 
 def _spread(ids: int, spec: TableSpec, world: int, layout: Layout) -> int:
-    """The most of `ids` that one rank is to expect: so many deviations above its share, or all."""
+    """Returns the most of `ids` that one rank should expect: its share plus some standard
+    deviations."""
     share = -(-ids // world)
     if layout.spread == 0 or spec.dist_type == "continuous":
         return share
@@ -221,14 +224,14 @@ def _spread(ids: int, spec: TableSpec, world: int, layout: Layout) -> int:
 
 
 def _root(value: Fraction) -> int:
-    """The square root, rounded up, without the rounding of floats."""
+    """Returns the square root rounded up, computed exactly."""
     whole = ceil(value)
     root = math.isqrt(whole)
     return root if root * root == whole else root + 1
 
 
 def _one_index(rows: int, width: int, variant: Variant, layout: Layout) -> _Parts:
-    """One index on the card; only values are divided."""
+    """Returns the sizes with one index in HBM, where only values are divided."""
     share, values = variant.share, rows * width
     on_host = values if variant.mode is Mode.CACHING else values * (1 - share)
     return _Parts(values * share, on_host, hbm_metadata=rows * layout.whole.per_slot())
@@ -238,7 +241,7 @@ _END = {Fraction(0): Mode.HOST_ONLY, Fraction(1): Mode.HBM_ONLY}
 
 
 def _two_tables(rows: int, width: int, variant: Variant, layout: Layout) -> _Parts:
-    """A table in each memory that is used; at the ends of the factor one is not."""
+    """Returns the sizes with one table in each memory that is used."""
     in_hbm = rows * variant.share.numerator // variant.share.denominator
     match _END.get(variant.share, variant.mode):
         case Mode.HBM_ONLY:
@@ -257,14 +260,14 @@ def _two_tables(rows: int, width: int, variant: Variant, layout: Layout) -> _Par
 def _with_host(
     rows: int, width: int, layout: Layout, hbm_values: int = 0, hbm_metadata: int = 0
 ) -> _Parts:
-    """What lies in HBM, and a host table of `rows` beside it."""
+    """Returns the given HBM sizes with a host table of `rows` rows."""
     beside = layout.host.metadata(rows)
     on_card, on_host = (beside, 0) if layout.host_index_on_card else (0, beside)
     return _Parts(hbm_values, layout.host.count(rows) * width, hbm_metadata + on_card, on_host)
 
 
 def _counter_bytes(spec: TableSpec, world: int, layout: Layout) -> int:
-    """Of the counts that admission keeps, 0 without one."""
+    """Returns the bytes of the counts that admission keeps, 0 without admission."""
     if spec.counter_rows == 0:
         return 0
     if layout.spread == 0:  # as published: rounded down
@@ -272,13 +275,13 @@ def _counter_bytes(spec: TableSpec, world: int, layout: Layout) -> int:
     return layout.counter.metadata(_spread(spec.counter_rows, spec, world, layout))
 
 
-# Parameters, about twice as much optimizer state, and three times in buckets of gradients.
+# Parameters, about twice as much optimizer state, and three times as much in gradient buckets.
 _DENSE_COPIES = 6
-_INPUT_COPIES = 20  # two batches under way, ten copies of each
+_INPUT_COPIES = 20  # two batches in flight, ten copies each
 
 
 def dense_size(parameter_bytes: int, buffer_bytes: int = 0, *, inference: bool = False) -> int:
-    """Bytes of what is not in tables, while it is trained.
+    """Returns the bytes of everything outside the tables during training.
 
     >>> dense_size(100, 7), dense_size(100, 7, inference=True)
     (607, 107)
@@ -289,7 +292,7 @@ def dense_size(parameter_bytes: int, buffer_bytes: int = 0, *, inference: bool =
 
 
 def input_size(ids_per_sample: Iterable[float], batch: int, *, inference: bool = False) -> int:
-    """Bytes of the id features of the batches that are under way.
+    """Returns the bytes of the id features of the batches in flight.
 
     >>> input_size([1, 2.5], 100)
     56000
@@ -309,9 +312,10 @@ def reserve_for(
     hbm_fraction: float = 0.15,
     ddr_fraction: float = 0.10,
 ) -> Reserve:
-    """The reserve of a job: shares of both memories, its dense part and its batches.
+    """Returns the reserve of a job: shares of both memories, its dense part and its batches.
 
-    The latter two lie on the card, or on a machine without cards once for each of its ranks.
+    The dense part and the batches are in HBM. Without devices they are in host memory, once per
+    rank.
 
     >>> one = Topology(world=1, hbm_per_device=1000, ddr_per_machine=1000)
     >>> reserve_for(one, dense_bytes=100, ids_per_sample=[1], batch=2).of(one).budget().hbm

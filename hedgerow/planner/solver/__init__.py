@@ -1,3 +1,3 @@
-"""The exact choice, and what is missing where there is none."""
+"""The exact solver, and reports of what is missing if no plan fits."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Best-first branch and bound, and the first choices that it starts from."""
+"""Best-first branch and bound, and heuristics for its first choices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .choice_problem import LARGEST, Bools, ChoiceProblem, ChosenOptions, Core, 
 from .halves import cheapest
 from .relax import Relaxation, relax
 
-_MOVES = 200  # of one table each; tens suffice, and another start is worth more
+_MOVES = 200  # of one table each; usually tens suffice
 
 
 def start(problem: ChoiceProblem, relaxation: Relaxation) -> Ints | None:
-    """The best choice found that fits, or None; never slow, never sure."""
+    """Returns the best choice found that fits, or None. Fast, but may miss a choice that fits."""
     starts = (relaxation.rounded, *relaxation.choices)
     found = [_polished(problem, relaxation.regret, choice) for choice in starts]
     fitting = [choice for choice in found if choice is not None]
@@ -40,7 +40,7 @@ def _polished(problem: ChoiceProblem, regret: Floats, choice: Ints) -> Ints | No
 
 
 class _Moves:
-    """One choice, and what moving a table to another option would change; single-owner."""
+    """A choice, and the effect of moving a table to another option. Not thread-safe."""
 
     def __init__(self, problem: ChoiceProblem, choice: Ints) -> None:
         self._problem, self.choice = problem, choice.copy()
@@ -53,7 +53,7 @@ class _Moves:
 
     @property
     def over(self) -> float:
-        """How far both budgets are exceeded, in shares of them; 0 if neither is."""
+        """How far the budgets are exceeded, relative to each; 0 if they hold."""
         return float(self._excess(np.int64(self._hbm), np.int64(self._ddr)))
 
     def _excess(self, hbm: Ints | np.int64, ddr: Ints | np.int64) -> Floats:
@@ -67,7 +67,8 @@ class _Moves:
         return part - part[self._rows, self.choice][:, None]
 
     def repair(self, regret: Floats) -> bool:
-        """The move that lessens the excess most for its regret; False if none lessens it."""
+        """Makes the move that reduces the excess most per regret. Returns False if no move reduces
+        it."""
         problem = self._problem
         hbm = self._hbm + self._changed(problem.hbm)
         ddr = self._ddr + self._changed(problem.ddr)
@@ -82,7 +83,8 @@ class _Moves:
         return True
 
     def improve(self) -> bool:
-        """The move that saves most and still fits; False if none saves."""
+        """Makes the move that saves most and still fits. Returns False if no move saves
+        anything."""
         problem = self._problem
         saved = -self._changed(problem.cost)
         fits = (self._hbm + self._changed(problem.hbm) <= problem.hbm_limit) & (
@@ -101,17 +103,17 @@ class _Moves:
         self._count()
 
 
-_OPTIONS = (24, 72)  # cheap options beside the cheapest that a search of halves is tried with
+_OPTIONS = (24, 72)  # options besides the cheapest with which a search of halves is tried
 _OPTIONS_TO_COMPARE = 20_000  # beyond this even equal tables are too many
 _ROOM = 100_000  # choices of a half: some tens of MB
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """The best answer so far, and a cost that no answer undercuts; equal when it is proven."""
+    """The best answer so far, and a lower bound of the cost. They are equal when proven."""
 
     answer: ChosenOptions | None
-    least_cost: float  # infinite if there is no answer at all
+    least_cost: float  # infinite if there is no answer
     proven: bool
 
 
@@ -122,10 +124,11 @@ def branch(
     visits: float = math.inf,
     within: int | None = None,
 ) -> Searched:
-    """The best answer of the core by the tie rule; `answer` is one that is known already.
+    """Returns the best answer of the core under the tie rule. `answer` is one that is already
+    known.
 
-    Given up at the deadline, or after so many visits of parts of the core. With `within`, any
-    answer that costs no more will do, and others are none.
+    The search stops at the deadline, or after `visits` nodes. With `within` it stops at the first
+    answer that costs at most that much, and ignores others.
     """
     most = LARGEST if within is None else within
     best, number = answer, itertools.count()
@@ -150,9 +153,10 @@ def branch(
 
 
 def _visit(node: Core, limit: int, late: bool) -> tuple[ChosenOptions | None, list[Core], float]:
-    """An answer of the node, its children, and their bound; without children it is settled.
+    """Returns an answer of the node, its children, and their bound. No children: the node is
+    settled.
 
-    When it is late, only what is quick is done.
+    When it is late, only fast steps are done.
     """
     if node.over():
         return None, [], 0.0
@@ -183,9 +187,9 @@ def _visit(node: Core, limit: int, late: bool) -> tuple[ChosenOptions | None, li
 
 
 def _margins(relaxation: Relaxation, node: Core, limit: int) -> list[int]:
-    """Costs up to which the node is searched whole, rising up to the limit."""
+    """Returns rising cost limits up to `limit` at which the node is searched completely."""
     regrets = np.sort(relaxation.regret[node.problem.there])
-    regrets = regrets[len(node.tables) :]  # one of each table is the cheapest
+    regrets = regrets[len(node.tables) :]  # one option per table is the cheapest
     margins = []
     for options in _OPTIONS:
         if options < len(regrets):
@@ -194,7 +198,8 @@ def _margins(relaxation: Relaxation, node: Core, limit: int) -> list[int]:
 
 
 def _last(node: Core, relaxation: Relaxation, limit: int) -> set[int]:
-    """The limit itself, if few enough options are within it; equal tables count once."""
+    """Returns {limit} if few enough options are within it, else nothing. Equal tables count
+    once."""
     problem = node.problem
     within = problem.there & (relaxation.regret <= relaxation.beyond(limit - node.cost))
     tables = np.flatnonzero(within.sum(axis=1) > 1)
@@ -208,7 +213,8 @@ def _last(node: Core, relaxation: Relaxation, limit: int) -> set[int]:
 
 
 def _children(node: Core, relaxation: Relaxation, kept: Bools) -> Iterator[Core]:
-    """The options of the most split table in two parts, by the memory that it is split in."""
+    """Yields two halves of the node: the options of the most split table, divided by their
+    memory."""
     problem = node.problem
     rows = np.arange(problem.tables)
     spreads = []
@@ -233,16 +239,17 @@ def _children(node: Core, relaxation: Relaxation, kept: Bools) -> Iterator[Core]
 
 
 _ROUNDS = 30
-_CHOICES = 2e9  # of the tables chosen anew: halves of some ten thousand
+_CHOICES = 2e9  # product of the options of the reopened tables: halves of some ten thousand choices
 _ROOM_OF_NEAREST = 100_000
 
 
 def nearest(core: Core, limit: int | None = None) -> ChosenOptions | None:
-    """An answer at the bound if one is found, else a near one; with a limit, any that keeps it.
+    """Returns an answer at the bound if it finds one, else a close one. With `limit`, any within
+    it.
 
-    Where the one memory is had for the other at the same price everywhere, every option is as good
-    as another, and a search by bounds goes on for ever: sums that fill the budget to the byte are
-    many, and found by trying. Nothing is left to chance: the same core gives the same answer.
+    If one memory can be traded for the other at one price everywhere, all options are equally good
+    and branch and bound does not end. Then many sums fill the budget to the byte, and random search
+    finds one. The seed is fixed, so the same core gives the same answer.
     """
     if not len(core.tables):
         return None if core.over() else core.answer(np.zeros(0, np.int64))
@@ -264,7 +271,7 @@ def nearest(core: Core, limit: int | None = None) -> ChosenOptions | None:
 
 
 def _anew(core: Core, relaxation: Relaxation, answer: ChosenOptions, order: Ints) -> ChosenOptions:
-    """The best with only so many tables open, in that order, as halves can hold."""
+    """Returns the best answer after reopening as many tables of `order` as two halves can hold."""
     problem = core.problem
     within = problem.there & (relaxation.regret <= relaxation.beyond(answer.cost - core.cost))
     sizes = np.cumsum(np.log(np.maximum(1, within[order].sum(axis=1))))

@@ -1,4 +1,4 @@
-"""The choice of one option per table as arrays, and reductions that keep its answer."""
+"""The choice of one option per table as arrays, and reductions that preserve the answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..problem.options import PlanError, TableOptions
 from ..problem.topology import Budget
 
 NS_PER_MS = 1e6
-LARGEST = 2**62  # of a sum, so that no int64 overflows
+LARGEST = 2**62  # limit of a sum, so that no int64 overflows
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -22,9 +22,10 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceProblem:
-    """Tables by options. Rows shorter than the longest are filled up with options not `there`.
+    """A matrix of tables by options. Short rows are padded with options that are not `there`.
 
-    `order` is an option's place in the table's own list, rising along a row: the last tie rule.
+    `order` is an option's index in its table's own list. It rises along a row and breaks the last
+    ties.
     """
 
     cost: Ints
@@ -37,23 +38,26 @@ class ChoiceProblem:
 
     @property
     def tables(self) -> int:
-        """How many tables."""
+        """The number of tables."""
         return len(self.cost)
 
     def totals(self, choice: Ints) -> tuple[int, int, int]:
-        """Cost, HBM and host bytes of one option a table, by columns."""
+        """Returns cost, HBM and host bytes of one option per table, given by column."""
         rows = np.arange(self.tables)
         parts = (self.cost, self.hbm, self.ddr)
         cost, hbm, ddr = (int(part[rows, choice].sum()) for part in parts)
         return cost, hbm, ddr
 
     def fits(self, choice: Ints) -> bool:
-        """Both budgets hold, to the byte."""
+        """Returns whether the choice holds both budgets, to the byte."""
         _, hbm, ddr = self.totals(choice)
         return hbm <= self.hbm_limit and ddr <= self.ddr_limit
 
     def keep(self, kept: Bools) -> ChoiceProblem:
-        """Only those options, moved to the left; every table must keep one."""
+        """Returns the problem with only the options in `kept`, moved to the left.
+
+        Every table must keep one.
+        """
         width = int(kept.sum(axis=1).max(initial=1))
         columns = np.argsort(~kept, axis=1, kind="stable")[:, :width]
         parts = (self.cost, self.hbm, self.ddr, self.order)
@@ -63,10 +67,10 @@ class ChoiceProblem:
 
 
 def choice_problem(tables: Sequence[TableOptions], budget: Budget) -> ChoiceProblem:
-    """The problem in whole nanoseconds and bytes.
+    """Returns the problem in whole nanoseconds and bytes.
 
     >>> from fractions import Fraction
-    >>> from ..problem.option import Option
+    >>> from ..problem.options import Option
     >>> ways = (Option("HBM_ONLY@1.0", 8, 0, 0.5), Option("HOST_ONLY@0", 0, 8, 2.0))
     >>> item = TableOptions("item", ways)
     >>> choice_problem([item], Budget(10, Fraction(5, 2))).cost.tolist()
@@ -119,14 +123,14 @@ def _check_sums(parts: Sequence[Ints]) -> None:
             )
 
 
-_AT_ONCE = 2**22  # pairs of options compared at a time: some tens of MB
+_AT_ONCE = 2**22  # pairs of options compared at once: some tens of MB
 
 
 def prune(problem: ChoiceProblem) -> ChoiceProblem | None:
-    """Without options that a sibling beats or that fit with no choice of the others.
+    """Removes options that another option of the table beats, and options that can never fit.
 
-    A sibling beats an option that is nowhere less than it, and stands later where all are equal:
-    so no option of the answer under the tie rule is lost. None: some table has nothing left.
+    One option beats another if it is nowhere larger and is smaller somewhere or comes first. So the
+    best answer under the tie rule is kept. Returns None if a table has no option left.
     """
     fitting = _fitting(problem)
     if not fitting.any(axis=1).all():
@@ -143,7 +147,7 @@ def prune(problem: ChoiceProblem) -> ChoiceProblem | None:
 
 
 def _unbeaten(cost: Ints, hbm: Ints, ddr: Ints, there: Bools) -> Bools:
-    no_more = there[:, :, None] & there[:, None, :]  # [table, i, j]: i is nowhere more than j
+    no_more = there[:, :, None] & there[:, None, :]  # [table, i, j]: i is nowhere larger than j
     less = np.zeros_like(no_more)
     for part in (cost, hbm, ddr):
         i, j = part[:, :, None], part[:, None, :]
@@ -156,7 +160,7 @@ def _unbeaten(cost: Ints, hbm: Ints, ddr: Ints, there: Bools) -> Bools:
 
 
 def _fitting(problem: ChoiceProblem) -> Bools:
-    """Options that fit beside the least of every other table, in each memory for itself."""
+    """Returns the options that fit beside the smallest options of all other tables, per memory."""
     fitting = problem.there.copy()
     for part, limit in ((problem.hbm, problem.hbm_limit), (problem.ddr, problem.ddr_limit)):
         least = least_of(problem, part)
@@ -166,15 +170,15 @@ def _fitting(problem: ChoiceProblem) -> Bools:
 
 
 def least_of(problem: ChoiceProblem, part: Ints) -> Ints:
-    """The least of each table's options."""
+    """Returns the smallest value among each table's options."""
     return np.where(problem.there, part, np.iinfo(np.int64).max).min(axis=1, initial=2**63 - 1)
 
 
 def reduced(problem: ChoiceProblem) -> ChoiceProblem:
-    """The same choices in the same order, with smaller numbers and the same answer.
+    """Returns the problem with smaller numbers. Choices, their order and the answer are the same.
 
-    Rows come in blocks, so sizes are multiples of some 2**10 bytes. A budget between two multiples
-    is worth the lower one; a search that does not know it looks for the bytes between in vain.
+    Rows come in blocks, so sizes are multiples of a power of two bytes. A budget between two
+    multiples is rounded down, so that the search does not try to fill bytes that no choice can.
     """
     cost, _ = _reduced(problem, problem.cost, 0)
     hbm, hbm_limit = _reduced(problem, problem.hbm, problem.hbm_limit)
@@ -191,9 +195,9 @@ def _reduced(problem: ChoiceProblem, part: Ints, limit: int) -> tuple[Ints, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Core:
-    """A smaller problem, which tables it is about, and what the others took already.
+    """A smaller problem, the tables it is about, and what the settled tables already use.
 
-    `settled` has the place of each table's option in its own list, and -1 where it is open.
+    `settled` holds the index of each table's option, -1 for an open table.
     """
 
     problem: ChoiceProblem
@@ -204,7 +208,8 @@ class Core:
     ddr: int = 0
 
     def narrowed(self, kept: Bools) -> Core:
-        """Only those options; a table with one of them is settled."""
+        """Returns the core with only the options in `kept`. A table with one option becomes
+        settled."""
         left = self.problem.keep(kept)
         one = ~left.there[:, 1:].any(axis=1)
         settled = self.settled.copy()
@@ -225,7 +230,7 @@ class Core:
         )
 
     def answer(self, choice: Ints) -> ChosenOptions:
-        """The whole choice, with one column for each open table."""
+        """Returns the complete choice, given one column per open table."""
         cost, hbm, ddr = self.problem.totals(choice)
         options = self.settled.copy()
         options[self.tables] = self.problem.order[np.arange(len(choice)), choice]
@@ -234,13 +239,13 @@ class Core:
         )
 
     def over(self) -> bool:
-        """The settled tables alone exceed a budget."""
+        """Returns whether the settled tables alone exceed a budget."""
         return self.problem.hbm_limit < 0 or self.problem.ddr_limit < 0
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChosenOptions:
-    """A choice that fits; less is better, by the tie rule."""
+    """A choice that fits. By the tie rule, the smaller one is better."""
 
     cost: int
     hbm: int
@@ -249,7 +254,7 @@ class ChosenOptions:
 
 
 def whole(problem: ChoiceProblem) -> Core:
-    """The problem itself as a core, tables with one option settled."""
+    """Returns the whole problem as a core. Tables with one option are settled."""
     tables = np.arange(problem.tables)
     start = Core(problem, tables, np.full(problem.tables, -1, np.int64))
     return start.narrowed(problem.there)

@@ -1,4 +1,4 @@
-"""Solves what is left of a choice with HiGHS, where scipy is installed."""
+"""Solves the remaining core of a problem with HiGHS, if scipy is installed."""
 
 from __future__ import annotations
 
@@ -19,36 +19,37 @@ from .relax import relax
 
 @contextmanager
 def stray_output_to_stderr() -> Iterator[None]:
-    """While inside, standard output of this process is standard error: reports stay whole."""
+    """Redirects standard output to standard error in the block, so that reports stay clean."""
     if sys.stdout is not None:
         sys.stdout.flush()
     try:
         kept = os.dup(1)
-    except OSError:  # there is no standard output to keep clean
+    except OSError:  # standard output is closed
         yield
         return
     try:
         os.dup2(2, 1)
         yield
     finally:
-        ctypes.CDLL(None).fflush(None)  # C's own buffer holds lines back where no terminal is
+        ctypes.CDLL(None).fflush(None)  # flush C's own buffer before the redirection ends
         os.dup2(kept, 1)
         os.close(kept)
 
 
 _UNIT = 2**18  # bytes: the solver's tolerance of 1e-6 is then a quarter of a byte
-_LEAST_S = 0.05  # no less time than this is worth a call
+_LEAST_S = 0.05  # less time is not worth a call
 
 
 def available() -> bool:
-    """Whether scipy is installed."""
+    """Returns whether scipy is installed."""
     return find_spec("scipy") is not None
 
 
 def by_highs(core: Core, answer: ChosenOptions, deadline: float) -> tuple[ChosenOptions, float]:
-    """An answer no dearer than `answer`, and a cost that none undercuts.
+    """Returns an answer that costs at most as much as `answer`, and a proven lower bound of the
+    cost.
 
-    The core is narrowed to options whose regret leaves them a chance; the tie rule is not applied.
+    Options whose regret is too large are removed first. The tie rule is not applied.
     """
     relaxation = relax(core.problem)
     if relaxation is None:
@@ -65,9 +66,10 @@ def by_highs(core: Core, answer: ChosenOptions, deadline: float) -> tuple[Chosen
 
 
 def choose(problem: ChoiceProblem, seconds: float) -> tuple[Ints | None, float]:
-    """A choice of least cost that fits to the byte, and a proven bound; one thread.
+    """Returns a choice of least cost that fits to the byte, and a proven bound.
 
-    Where rounding let a budget slip, it is tightened by the excess, and the first bound stands.
+    If rounding lets a choice exceed a budget, the budget is reduced by the excess and the problem
+    is solved again. The bound of the first call is kept.
     """
     hbm_limit, ddr_limit = problem.hbm_limit, problem.ddr_limit
     bound, until = -np.inf, time.monotonic() + seconds
@@ -87,7 +89,7 @@ def choose(problem: ChoiceProblem, seconds: float) -> tuple[Ints | None, float]:
 def _solve(
     problem: ChoiceProblem, hbm_limit: int, ddr_limit: int, seconds: float
 ) -> tuple[Ints | None, float, bool]:
-    """One call: a choice, the bound, and whether the solver came to an end by itself."""
+    """Calls the solver once. Returns a choice, the bound, and whether the solver finished."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
 
@@ -96,10 +98,10 @@ def _solve(
     base = np.where(problem.there, problem.cost, np.iinfo(np.int64).max).min(axis=1)
     one = csr_array((np.ones(count), (table, np.arange(count))), shape=(problem.tables, count))
     sizes = np.stack([problem.hbm[table, column], problem.ddr[table, column]]) / _UNIT
-    limits: Any = np.array([hbm_limit, ddr_limit]) / _UNIT  # scipy says float, and takes arrays
+    limits: Any = np.array([hbm_limit, ddr_limit]) / _UNIT  # scipy's stub says float; arrays work
     options: dict[str, Any] = {"mip_rel_gap": 0, "time_limit": max(_LEAST_S, seconds)}
     rows = [LinearConstraint(one, 1, 1), LinearConstraint(sizes, -np.inf, limits)]
-    with stray_output_to_stderr():  # HiGHS prints a line of its own now and then
+    with stray_output_to_stderr():  # HiGHS sometimes prints a line
         result = milp(
             (problem.cost[table, column] - base[table]).astype(np.float64),
             integrality=np.ones(count),

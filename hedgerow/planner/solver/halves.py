@@ -1,4 +1,4 @@
-"""Exact search of a small problem: choices of two halves, joined where both budgets hold."""
+"""Exact search of a small problem: enumerates two halves and joins pairs that fit both budgets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _MOST_CELLS = 2**20
 
 
 class PairIndex:
-    """Sizes of many choices. Windows are at most `widest` wide, so each meets two cells.
+    """An index of choices by their two sizes. Each query window meets at most two cells of HBM
+    sizes.
 
     >>> spare = np.array([3]), np.array([9])
     >>> index = PairIndex(np.array([1, 5, 9]), np.array([4, 4, 4]), spare)
@@ -28,7 +29,7 @@ class PairIndex:
         self._hbm_from, self._ddr_from = int(hbm.min()), int(ddr.min())
         hbm_range = int(hbm.max()) - self._hbm_from + 1
         self._ddr_range = int(ddr.max()) - self._ddr_from + 1
-        # The two make one number: neither may be so fine that the number overflows.
+        # Both sizes are packed into one number, which limits the number of cells.
         most = max(1, min(_MOST_CELLS, 2**61 // self._ddr_range))
         self._cell = max(1, int(widest[0][0]) + 1, -(-hbm_range // most))
         self._cells = -(-hbm_range // self._cell)
@@ -40,10 +41,11 @@ class PairIndex:
         return cell * self._ddr_range + ddr
 
     def windows(self, hbm: Ints, ddr: Ints, spare: tuple[Ints, Ints]) -> tuple[Ints, Ints, Ints]:
-        """For partners of at most these sizes and at least so much less: where they lie in order.
+        """Returns where in `order` the partners lie whose sizes are at most `hbm` and `ddr`.
 
-        Twice as many windows as sizes: those in the lower cells, then those in the upper ones.
-        Partners of neighbouring sizes are among them; the caller checks both budgets.
+        Partners may be smaller by at most `spare`. There are two windows per query: the lower cells
+        first, then the upper ones. The windows also contain slightly larger partners, so the caller
+        must check both budgets.
         """
         low = (hbm - spare[0] - self._hbm_from) // self._cell
         high = (hbm - self._hbm_from) // self._cell
@@ -71,17 +73,17 @@ _PAIRS_AT_ONCE, _PAIRS = 2**20, 2**23  # some tens of MB, and some seconds
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Half:
-    """Choices of some tables: totals, regret, and how each came about, table by table."""
+    """The choices of half the tables: totals, regret, and how each choice was built."""
 
     tables: Ints
     cost: Ints
     hbm: Ints
     ddr: Ints
     regret: Floats
-    steps: list[tuple[Ints, Ints]]  # of each table: the choice before, and the column added
+    steps: list[tuple[Ints, Ints]]  # per table: the previous choice, and the added column
 
     def columns(self, choice: int) -> list[int]:
-        """The column of each table in one choice."""
+        """Returns the column of each table in one choice."""
         found = []
         for before, column in reversed(self.steps):
             found.append(int(column[choice]))
@@ -92,11 +94,12 @@ class Half:
 def cheapest(
     core: Core, relaxation: Relaxation, limit: int, room: int
 ) -> tuple[ChosenOptions | None, bool]:
-    """The best of all choices that cost at most `limit`, or None if there is none; and whether
-    the search was complete: halves of more than `room` choices are given up.
+    """Returns the best choice that costs at most `limit`, or None, and whether the search was
+    complete.
 
-    What a choice costs above the bound is its regret and the worth of the memory it leaves free,
-    so only options, sums and pairs within that margin count.
+    A half with more than `room` choices ends the search. A choice costs more than the bound by its
+    regret and the worth of the memory it leaves free. So only options, sums and pairs within that
+    margin are searched.
     """
     margin = relaxation.beyond(limit - core.cost)
     problem = core.problem
@@ -114,7 +117,8 @@ def cheapest(
 
 
 def _split(kept: Bools, regret: Floats) -> tuple[Ints, Ints]:
-    """Tables with a choice in two halves of like size, each in table order."""
+    """Returns the open tables as two halves with similar numbers of options, each in table
+    order."""
     open_tables = np.flatnonzero(kept.sum(axis=1) > 1)
     second = np.where(kept[open_tables], regret[open_tables], np.inf)
     second = np.sort(second, axis=1)[:, 1] if second.size else second.ravel()
@@ -125,7 +129,10 @@ def _split(kept: Bools, regret: Floats) -> tuple[Ints, Ints]:
 def _half(
     problem: ChoiceProblem, regret: Floats, kept: Bools, tables: Ints, margin: float, room: int
 ) -> Half | None:
-    """All choices whose regrets sum to at most the margin; of equal ones the first in order."""
+    """Returns all choices whose regrets sum to at most `margin`, or None if there are too many.
+
+    Of equal choices only the first is kept.
+    """
     zero = np.zeros(1, np.int64)
     cost, hbm, ddr, sums = zero, zero, zero, np.zeros(1)
     steps: list[tuple[Ints, Ints]] = []
@@ -149,14 +156,12 @@ def _half(
 
 
 def _first_of_equals(cost: Ints, hbm: Ints, ddr: Ints) -> Ints | None:
-    """Places of the first of each set of equal choices, rising: the order is that of options.
-
-    None if no two are equal, which one number for each mostly tells.
-    """
-    mixed = np.sort(cost * _MIX[0] + hbm * _MIX[1] + ddr * _MIX[2])  # wraps around, as it should
+    """Returns the rising indices of the first of each group of equal choices, or None if none are
+    equal."""
+    mixed = np.sort(cost * _MIX[0] + hbm * _MIX[1] + ddr * _MIX[2])  # overflow is intended
     if not (mixed[1:] == mixed[:-1]).any():
         return None
-    order = np.lexsort((ddr, hbm, cost))  # stable: equals stay in order
+    order = np.lexsort((ddr, hbm, cost))  # a stable sort keeps equal choices in order
     new = np.ones(len(order), np.bool_)
     new[1:] = np.diff(cost[order]) != 0
     for part in (hbm, ddr):
@@ -165,7 +170,7 @@ def _first_of_equals(cost: Ints, hbm: Ints, ddr: Ints) -> Ints | None:
 
 
 def _joined(task: _Task, left: Half, right: Half) -> tuple[ChosenOptions | None, bool]:
-    """The best pair; a pair's memory is full up to what the margin allows to leave free."""
+    """Returns the best pair that fits, and whether the search was complete."""
     index = PairIndex(right.hbm, right.ddr, task.spare(np.zeros(1)))
     first, last, order = index.windows(
         task.hbm_limit - left.hbm, task.ddr_limit - left.ddr, task.spare(left.regret)
@@ -192,7 +197,7 @@ def _batches(counts: Ints) -> list[tuple[int, int]]:
 
 
 class _Task:
-    """What is searched: the core with its options within the margin, and the cost not to exceed."""
+    """One search: the core, its options within the margin, and the cost limit."""
 
     def __init__(
         self, core: Core, relaxation: Relaxation, kept: Bools, limit: int, margin: float
@@ -209,7 +214,7 @@ class _Task:
         self._settled_cost = core.cost + cost
 
     def spare(self, regret: Floats) -> tuple[Ints, Ints]:
-        """Bytes of each memory that a choice with such regret may leave free."""
+        """Returns the bytes of each memory that a choice with this regret may leave free."""
         left = np.maximum(0, self.margin - regret)
         hbm, ddr = (_bytes(left, price) for price in self._prices)
         return hbm, ddr
@@ -217,7 +222,7 @@ class _Task:
     def better(
         self, left: Half, right: Half, lefts: Ints, rights: Ints, best: ChosenOptions | None
     ) -> ChosenOptions | None:
-        """The best of these pairs and of what was best so far."""
+        """Returns the best of `best` and the given pairs."""
         cost = left.cost[lefts] + right.cost[rights]
         hbm = left.hbm[lefts] + right.hbm[rights]
         ddr = left.ddr[lefts] + right.ddr[rights]
@@ -238,7 +243,7 @@ class _Task:
 
 
 def _bytes(worth: Floats, price: float) -> Ints:
-    """How much memory so much buys, rounded up; endless where it is free."""
+    """Returns how many bytes the worth buys, rounded up. Unlimited if memory is free."""
     if price <= 0:
         return np.full(len(worth), ENDLESS)
     return np.minimum(worth / price + 1, float(ENDLESS)).astype(np.int64)

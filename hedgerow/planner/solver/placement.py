@@ -1,7 +1,7 @@
-"""Places tables on ranks so that the busiest rank has the least to do.
+"""Places tables on ranks so that the load of the busiest rank is as small as possible.
 
-With a busiest rank of Z and a longest whole table of c, all ranks carry at most Z - c of tables
-that lie on all of them. Every Z for which no c leaves enough room is below the best.
+If the busiest rank has load Z and the longest whole table takes c, then tables on all ranks take at
+most Z - c. A Z for which no c leaves enough is a lower bound.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .relax import relax
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Places of options whose times sum to the least, and the busiest rank's bound from it."""
+    """The options whose times sum to the least, and the lower bound of the busiest rank from it."""
 
     options: tuple[int, ...]
     busiest: int
@@ -45,10 +45,11 @@ def aggregate(
     deadline: float,
     room: float = 1.0,
 ) -> Aggregate | None:
-    """The bound of placements where no whole table takes more than `longest` nanoseconds.
+    """Returns the bound of placements in which no whole table takes more than `longest`
+    nanoseconds.
 
-    Memory of all ranks is one, and so are pools, of which a share of `room` may be taken; None if
-    not even that fits.
+    The memory of all ranks counts as one, as does host memory; a share `room` of it may be used.
+    Returns None if even that does not fit.
     """
     problem = as_one(tables, ranks, longest, room)
     if not problem.there.any(axis=1).all():
@@ -67,7 +68,7 @@ def aggregate(
 def as_one(
     tables: Sequence[PlacementTable], ranks: RankLimits, longest: int | None, room: float = 1.0
 ) -> ChoiceProblem:
-    """The choice with all ranks as one; options that fit on no rank are not there."""
+    """Returns the problem with all ranks as one. Options that fit on no rank are left out."""
     width = max(len(table.options) for table in tables)
     shape = (len(tables), width)
     cost, hbm, ddr = (np.zeros(shape, np.int64) for _ in range(3))
@@ -92,12 +93,12 @@ def as_one(
 
 
 def everywhere(tables: Sequence[PlacementTable], options: Sequence[int]) -> int:
-    """What every rank carries of tables that lie on all of them."""
+    """Returns the time that every rank spends on tables that are on all ranks."""
     chosen = [table.options[place] for table, place in zip(tables, options, strict=True)]
     return sum(ns(option) for option in chosen if option.everywhere)
 
 
-_STEPS, _FINE = 120, 0.002  # sections of lengths that are told apart; of Z, how close to look
+_STEPS, _FINE = 120, 0.002  # sections of table lengths; relative precision of Z
 Options = tuple[int, ...]
 
 
@@ -108,9 +109,9 @@ def closer(
     within: tuple[int, int],
     deadline: float,
 ) -> tuple[int, list[Options]]:
-    """A bound of the busiest rank between two known ones, and choices that come near it.
+    """Returns a lower bound of the busiest rank between two known ones, and choices close to it.
 
-    `problem` is of all ranks taken as one.
+    `problem` is the problem of all ranks as one.
     """
     low, high = within
     asked = _Asked(problem, tables, ranks)
@@ -126,7 +127,7 @@ def closer(
 
 
 class _Asked:
-    """The problem with its host memory left out, and what lies on all ranks counted instead."""
+    """The problem with host memory replaced by the time of tables on all ranks."""
 
     def __init__(
         self, problem: ChoiceProblem, tables: Sequence[PlacementTable], ranks: RankLimits
@@ -139,7 +140,8 @@ class _Asked:
         self._each = np.where(self._whole, 0, problem.cost // ranks.count)
 
     def possible(self, busiest: int) -> list[Options]:
-        """Choices, rounded from split ones, that may have a busiest rank like this; none: none."""
+        """Returns rounded choices whose busiest rank may be at most `busiest`. Empty if it is
+        impossible."""
         found, edges = [], np.linspace(busiest, 0, _STEPS + 1).astype(np.int64)
         for longest, shortest in itertools.pairwise(edges):
             there = self._problem.there & (~self._whole | (self._problem.cost <= longest))
@@ -154,12 +156,13 @@ class _Asked:
         return found
 
 
-Spot = tuple[int, int | None]  # the option's place, and its rank
-Key = tuple[int, int, int, int]  # busiest rank, sum, HBM, host memory: less is better
+Spot = tuple[int, int | None]  # the index of the option, and its rank
+Key = tuple[int, int, int, int]  # busiest rank, sum, HBM, host memory; less is better
 
 
 class ExactPlacement:
-    """Depth first in the order of tables, options and ranks, so that the first of equals stays."""
+    """Depth-first search in the order of tables, options and ranks, so that the first of equals is
+    kept."""
 
     def __init__(
         self, tables: Sequence[PlacementTable], ranks: RankLimits, most_steps: int
@@ -170,7 +173,7 @@ class ExactPlacement:
         self.complete = True
 
     def search(self) -> None:
-        """Fills `best`; `complete` is False where there were too many ways."""
+        """Fills `best`. `complete` is False if there were too many placements."""
         self._down(0, Loads.none(self._ranks), ())
 
     def _down(self, place: int, loads: Loads, spots: tuple[Spot, ...]) -> None:
@@ -198,7 +201,7 @@ class ExactPlacement:
 
 
 def _key(loads: Loads, total: int, single: int) -> Key:
-    """What a placement comes to at least, with so much still to be placed."""
+    """Returns a lower bound of a placement's key, given what is still to be placed."""
     everything = int(loads.cost.sum()) + total
     even = -(-everything // len(loads.cost))
     busiest = max(int(loads.cost.max()), even, int(loads.cost.min()) + single)
@@ -206,7 +209,8 @@ def _key(loads: Loads, total: int, single: int) -> Key:
 
 
 def _least_after(tables: Sequence[PlacementTable], ranks: RankLimits) -> list[tuple[int, int]]:
-    """From each table on: the least time of all ranks together, and the largest least of one."""
+    """Returns, from each table on, the least time on all ranks and the largest least time of a
+    table."""
     total, single, found = 0, 0, [(0, 0)]
     for table in reversed(tables):
         options = table.options
@@ -217,7 +221,7 @@ def _least_after(tables: Sequence[PlacementTable], ranks: RankLimits) -> list[tu
 
 
 def placed(tables: Sequence[PlacementTable], ranks: RankLimits, spots: Sequence[Spot]) -> Loads:
-    """What lies where."""
+    """Returns the load of every rank and machine."""
     loads = Loads.none(ranks)
     for table, (place, rank) in zip(tables, spots, strict=True):
         loads = loads.plus(ranks, table.options[place], rank)
@@ -225,7 +229,7 @@ def placed(tables: Sequence[PlacementTable], ranks: RankLimits, spots: Sequence[
 
 
 def ways(tables: Sequence[PlacementTable], ranks: RankLimits) -> int:
-    """How many placements there are, whether they fit or not."""
+    """Returns the number of placements, whether they fit or not."""
     counts = [sum(1 if o.everywhere else ranks.count for o in t.options) for t in tables]
     return math.prod(counts)
 
@@ -236,7 +240,7 @@ _ROUNDS = 2000
 def pack(
     tables: Sequence[PlacementTable], ranks: RankLimits, options: Sequence[int]
 ) -> list[Spot] | None:
-    """A place for every table with these options, or None where one does not fit."""
+    """Returns a spot for every table with the given options, or None if one does not fit."""
     chosen = [table.options[place] for table, place in zip(tables, options, strict=True)]
     loads = Loads.none(ranks)
     for option in chosen:
@@ -262,7 +266,7 @@ def pack(
 
 
 class _Balance:
-    """Moves single tables off the busiest rank while that lessens it; single-owner."""
+    """Moves tables off the busiest rank as long as that reduces its load. Not thread-safe."""
 
     def __init__(
         self, tables: Sequence[PlacementTable], ranks: RankLimits, spots: list[Spot]
@@ -277,7 +281,7 @@ class _Balance:
         self._loads = placed(tables, ranks, spots)
 
     def spots(self) -> list[Spot]:
-        """After as many moves and swaps as help."""
+        """Returns the spots after all moves and swaps that help."""
         for _ in range(_ROUNDS if len(self._single) else 0):
             if not (self._move() or self._swap()):
                 break
@@ -286,15 +290,15 @@ class _Balance:
         return self._spots
 
     def _room(self, table: int, hbm: Ints, ddr: Ints) -> Bools:
-        """Ranks that could hold the table, with so much lying there."""
+        """Returns the ranks that could hold the table beside the given loads."""
         ranks = self._ranks
         home = ranks.machine[self._rank[table]]
-        here = ranks.machine == home  # its own bytes are in that pool already
+        here = ranks.machine == home  # its bytes are already counted on that machine
         pool = ddr[ranks.machine] + np.where(here, 0, self._ddr[table])
         return (hbm + self._hbm[table] <= ranks.hbm) & (pool <= ranks.pool[ranks.machine])
 
     def _move(self) -> bool:
-        """One table of the busiest rank to where it makes a rank the least busy."""
+        """Moves one table of the busiest rank to the rank where it hurts least."""
         loads, busiest = self._loads, int(self._loads.cost.argmax())
         best: tuple[int, int, int] | None = None
         for table in np.flatnonzero(self._rank == busiest).tolist():
@@ -312,7 +316,7 @@ class _Balance:
         return True
 
     def _swap(self) -> bool:
-        """One table of the busiest rank for a smaller one elsewhere."""
+        """Swaps one table of the busiest rank for a shorter one of another rank."""
         loads, ranks, busiest = self._loads, self._ranks, int(self._loads.cost.argmax())
         best: tuple[int, int, int] | None = None
         others = np.flatnonzero(self._rank != busiest)
@@ -352,17 +356,17 @@ class _Balance:
         self._rank[table] = rank
 
 
-_EXACT_WAYS, _EXACT_STEPS = 10**9, 200_000  # few enough to try, and when trying is given up
-_SLACKS = (0.0, 0.02, 0.05, 0.15, 0.4, -0.1, -0.3)  # on what a rank has left for a whole table
-_CLOSE = 0.002  # to the bound: not worth more trying
-_ROOMS = (1.0, 0.995, 0.98, 0.95, 0.9, 0.8)  # of memory, in turn: what is not full packs easily
+_EXACT_WAYS, _EXACT_STEPS = 10**9, 200_000  # few enough to enumerate; when to give up
+_SLACKS = (0.0, 0.02, 0.05, 0.15, 0.4, -0.1, -0.3)  # on the time left for a whole table
+_CLOSE = 0.002  # close enough to the bound to stop
+_ROOMS = (1.0, 0.995, 0.98, 0.95, 0.9, 0.8)  # shares of memory to use; less packs easily
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """One option and rank a table (None: on all ranks), with the proven distance to the best.
+    """One option and rank per table (None: all ranks), with the proven distance to the optimum.
 
-    `status` is "optimal", or "bounded": `gap` is (busiest - lower bound) / busiest.
+    `status` is "optimal" or "bounded". `gap` is (busiest - lower bound) / busiest.
     """
 
     status: str
@@ -385,10 +389,11 @@ def place(
     *,
     time_limit: float = 10.0,
 ) -> Placement:
-    """The busiest rank least busy; ties go to the least sum, HBM, host memory, then order.
+    """Returns the placement whose busiest rank has the least load.
 
-    Small problems are solved exactly. Others are chosen as if all ranks were one, which gives the
-    bound, then packed, and the distance between the two is reported.
+    Ties go to the smaller sum, then less HBM, less host memory, and the order of options. Small
+    problems are solved exactly. For large ones all ranks count as one, which gives a bound; then
+    the tables are packed, and the distance to the bound is reported.
 
     >>> from .placement_problem import PlacementOption
     >>> whole = [
@@ -426,7 +431,7 @@ def _ranks(hbm: Sequence[int], pools: Sequence[int], local_world: int) -> RankLi
 def _exact(
     tables: Sequence[PlacementTable], ranks: RankLimits
 ) -> tuple[list[Spot] | None, int | None]:
-    """The best placement; None where there are too many."""
+    """Returns the best placement and its load, or None if there are too many placements."""
     if ways(tables, ranks) > _EXACT_WAYS:
         return None, None
     search = ExactPlacement(tables, ranks, _EXACT_STEPS)
@@ -441,7 +446,7 @@ def _exact(
 def _packed(
     tables: Sequence[PlacementTable], ranks: RankLimits, deadline: float
 ) -> tuple[list[Spot], int]:
-    """The best packing of several choices, and the bound."""
+    """Returns the best packing of several choices, and the lower bound."""
     first = aggregate(tables, ranks, None, deadline)
     if first is None:
         raise does_not_fit("even with the memory of all ranks taken together")
@@ -509,7 +514,7 @@ def _placement(
 def _ms_by_rank(
     tables: Sequence[PlacementTable], ranks: RankLimits, spots: Sequence[Spot]
 ) -> list[float]:
-    """Sums of the options' own times."""
+    """Returns the sum of the options' times on each rank."""
     chosen = [(t.options[place].ms, rank) for t, (place, rank) in zip(tables, spots, strict=True)]
     shared = math.fsum(ms for ms, rank in chosen if rank is None)
     alone: list[list[float]] = [[shared] for _ in range(ranks.count)]

@@ -1,4 +1,4 @@
-"""Placement as arrays: options that lie on all ranks or on one, ranks, and pools of machines."""
+"""Placement as arrays: options on all ranks or on one, the ranks, and the machines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from .choice_problem import NS_PER_MS, Floats, Ints
 
 KINDS = ("row", "table", "copy")
 WHOLE_SHARE = 0.05
-"""Of a card: whole tables above this make the bound loose, and rows are split as well."""
+"""The share of a device above which whole tables make the bound loose, so that rows are split
+too."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementOption:
-    """One way to keep a table: "row" and "copy" take bytes and time on every rank, "table" on one.
+    """One way to place a table. "row" and "copy" use bytes and time on every rank, "table" on one.
 
     >>> PlacementOption("whole", "table", hbm=10, ddr=0, ms=2.0).everywhere
     False
@@ -38,27 +39,27 @@ class PlacementOption:
 
     @property
     def everywhere(self) -> bool:
-        """Whether all ranks have a part of it."""
+        """Whether all ranks hold a part of the table."""
         return self.kind != "table"
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementTable:
-    """A table and the ways to place it, in the order that breaks the last ties."""
+    """A table and the ways to place it. Their order breaks the last ties."""
 
     name: str
     options: tuple[PlacementOption, ...]
 
 
 def small_enough(table: PlacementTable, hbm: int, share: float = WHOLE_SHARE) -> PlacementTable:
-    """Without whole-table options that take more than a share of a card, if others are left."""
+    """Returns the table without whole-table options above a share of a device, if others remain."""
     kept = tuple(o for o in table.options if o.everywhere or o.hbm <= share * hbm)
     return PlacementTable(table.name, kept) if kept else table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankLimits:
-    """Bytes of each rank's card, which machine it is on, and each machine's pool."""
+    """The HBM bytes of each rank, the machine of each rank, and the host bytes of each machine."""
 
     hbm: Ints
     machine: Ints
@@ -66,18 +67,18 @@ class RankLimits:
 
     @property
     def count(self) -> int:
-        """Ranks."""
+        """The number of ranks."""
         return len(self.hbm)
 
     @property
     def per_machine(self) -> Ints:
-        """Ranks of each machine."""
+        """The number of ranks on each machine."""
         return np.bincount(self.machine, minlength=len(self.pool))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loads:
-    """What lies on ranks and machines so far; a copy is changed, never shared."""
+    """Time and bytes placed so far on ranks and machines. Methods return changed copies."""
 
     cost: Ints
     hbm: Ints
@@ -85,16 +86,16 @@ class Loads:
 
     @staticmethod
     def none(ranks: RankLimits) -> Loads:
-        """Nothing placed."""
+        """Returns the loads of no tables."""
         zero = np.zeros(ranks.count, np.int64)
         return Loads(zero, zero.copy(), np.zeros(len(ranks.pool), np.int64))
 
     def fits(self, ranks: RankLimits) -> bool:
-        """Every card and every pool holds what lies on it."""
+        """Returns whether every device and machine can hold its load."""
         return bool((self.hbm <= ranks.hbm).all() and (self.ddr <= ranks.pool).all())
 
     def plus(self, ranks: RankLimits, option: PlacementOption, rank: int | None) -> Loads:
-        """With one more table; rank None: on all of them."""
+        """Returns the loads with one more table, on `rank` or, if None, on all ranks."""
         cost, hbm, ddr = self.cost.copy(), self.hbm.copy(), self.ddr.copy()
         if rank is None:
             cost += ns(option)
@@ -108,25 +109,25 @@ class Loads:
 
 
 def ns(option: PlacementOption) -> int:
-    """Its time in whole nanoseconds."""
+    """Returns the time of an option in whole nanoseconds."""
     return round(option.ms * NS_PER_MS)
 
 
 def make_ranks(
     hbm_by_rank: Sequence[int], ddr_by_machine: Sequence[int], local_world: int
 ) -> RankLimits:
-    """Machine m has ranks m * local_world and on."""
+    """Returns the limits of the ranks. Machine m has ranks from m * local_world on."""
     machine = np.arange(len(hbm_by_rank)) // local_world
     return RankLimits(np.array(hbm_by_rank, np.int64), machine, np.array(ddr_by_machine, np.int64))
 
 
 def does_not_fit(why: str) -> PlanError:
-    """No placement, and why."""
+    """Returns the error that no placement fits, with the reason."""
     return PlanError(f"No placement fits: {why}. Give more memory, or allow more ways.")
 
 
 def shares(ranks: RankLimits, options: Sequence[PlacementOption], scale: int) -> Floats:
-    """The largest share of time, card or pool that each option takes of a rank."""
+    """Returns the largest share of time, HBM or host memory that each option takes of a rank."""
     time = np.array([ns(o) for o in options], np.float64) / max(1, scale)
     hbm = np.array([o.hbm for o in options], np.float64) / max(1, int(ranks.hbm.min()))
     ddr = np.array([o.ddr for o in options], np.float64) / max(1, int(ranks.pool.min(initial=1)))

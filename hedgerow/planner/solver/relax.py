@@ -1,8 +1,8 @@
-"""The relaxed choice, where a table may be split between options: a bound and memory prices.
+"""The relaxed problem, in which a table may be split between options: a bound and memory prices.
 
-The bound is the greatest, over prices of both memories, of what the tables cost if each takes its
-cheapest option at those prices, less the worth of the budgets. Any prices give a true bound; the
-best ones are found by adding one whole choice at a time to a linear programme of three rows.
+For given prices of both memories, let each table take its cheapest option at those prices. The sum
+of these costs less the worth of the budgets is a lower bound. The best prices are found by column
+generation on a linear program of three rows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ _PIVOTS = 1000
 
 
 class ThreeRows:
-    """Least cost of shares that sum to one, within two budgets; going over costs the end price.
+    """Finds least-cost shares of choices that sum to one, within two budgets.
 
-    Simplex on a basis of three columns; single-owner.
+    Exceeding a budget costs the end price. Uses the simplex method on a basis of three columns. Not
+    thread-safe.
     """
 
     def __init__(self, limits: tuple[int, int], ends: tuple[float, float]) -> None:
-        # Rows in units of the budgets keep the numbers near one.
+        # Scaling rows by the budgets keeps the numbers near one.
         self._units = np.array([max(1.0, float(limit)) for limit in limits])
         self._right = np.array([*(np.array(limits, np.float64) / self._units), 1.0])
         costs = [0.0, 0.0, *(np.array(ends) * self._units)]
@@ -32,7 +33,7 @@ class ThreeRows:
         self._basis: list[int] = []
 
     def add(self, cost: int, hbm: int, ddr: int) -> None:
-        """One more whole choice."""
+        """Adds a choice as a column."""
         column = np.array([*(np.array([hbm, ddr], np.float64) / self._units), 1.0])
         self._columns = np.column_stack([self._columns, column])
         self._cost = np.append(self._cost, float(cost))
@@ -41,7 +42,7 @@ class ThreeRows:
             self._basis = [2 if over[0] else 0, 3 if over[1] else 1, 4]
 
     def solve(self) -> tuple[float, tuple[float, float]]:
-        """The least cost of the columns so far, and the prices of a byte of each memory."""
+        """Returns the least cost of the columns so far, and the price of a byte of each memory."""
         duals = np.zeros(3)
         for _ in range(_PIVOTS):
             inverse = np.linalg.inv(self._columns[:, self._basis])
@@ -68,22 +69,22 @@ class ThreeRows:
         return True
 
     def used(self) -> list[tuple[int, float]]:
-        """Places of the whole choices in the basis, in the order they were added, with shares."""
+        """Returns the choices in the basis, in the order they were added, with their shares."""
         shares = np.linalg.solve(self._columns[:, self._basis], self._right)
         pairs = zip(self._basis, shares, strict=True)
         return sorted((place - 4, float(share)) for place, share in pairs if place >= 4)
 
 
-_STEPS = 500  # far more than the 20 to 60 that are seen; a bound that is not the best is still one
-_ROUNDING = 1e-14  # of a sum of few doubles; it grows no faster than the root of their number
-_CLOSE = 1e-11  # of the bound: what more steps would gain is lost in rounding
+_STEPS = 500  # usually 20 to 60; after fewer steps the bound still holds
+_ROUNDING = 1e-14  # relative error of a short sum; grows with the root of its length
+_CLOSE = 1e-11  # relative to the bound: more steps gain less than rounding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relaxation:
-    """A proven bound with its prices (cost a byte); `regret` is what an option adds to the bound.
+    """A proven lower bound and its prices per byte. `regret` is what an option adds to the bound.
 
-    `choices` are the whole choices that the best split is made of, and `rounded` one near it.
+    `choices` are the choices that the best split combines. `rounded` is one choice close to it.
     """
 
     bound: float
@@ -95,17 +96,18 @@ class Relaxation:
     doubt: float  # how far rounding may have moved the bound or a sum of regrets
 
     def beyond(self, limit: int) -> float:
-        """The regret above which no option is in a choice that costs at most `limit`."""
+        """Returns the regret above which no option is part of a choice that costs at most
+        `limit`."""
         return limit - self.bound + self.doubt
 
     @property
     def least_cost(self) -> int:
-        """No choice costs less than this."""
+        """A lower bound of the cost of any choice."""
         return int(np.ceil(self.bound - self.doubt))
 
 
 def relax(problem: ChoiceProblem) -> Relaxation | None:
-    """The best bound; None if even split tables do not fit."""
+    """Returns the best bound, or None if even split tables do not fit."""
     oracle = _Oracle(problem)
     for scale in (1.0, 2.0**10, 2.0**20, 2.0**30):
         found = _best(oracle, scale)
@@ -117,7 +119,7 @@ def relax(problem: ChoiceProblem) -> Relaxation | None:
 
 
 class _Oracle:
-    """Evaluates prices."""
+    """Evaluates the bound at given prices."""
 
     def __init__(self, problem: ChoiceProblem) -> None:
         self.problem = problem
@@ -128,7 +130,7 @@ class _Oracle:
         self.most = float(np.where(problem.there, problem.cost, 0).max(axis=1, initial=0).sum())
 
     def at(self, hbm_price: float, ddr_price: float) -> tuple[Floats, Ints, float, float]:
-        """Priced options, the cheapest of each table, the bound, and what rounding may do to it."""
+        """Returns priced options, the cheapest of each table, the bound, and its rounding error."""
         priced = self.cost + hbm_price * self.hbm + ddr_price * self.ddr
         choice = priced.argmin(axis=1)
         spent = hbm_price * self.problem.hbm_limit + ddr_price * self.problem.ddr_limit
@@ -137,7 +139,7 @@ class _Oracle:
         return priced, choice, total - spent, doubt
 
     def steepest(self, part: Floats) -> float:
-        """The most that one byte less can be worth within a table, or 1."""
+        """Returns the most that saving one byte can cost within a table, at least 1e-9."""
         finite = np.where(self.problem.there, self.cost, 0)
         rise = finite.max(axis=1, initial=0) - np.where(self.problem.there, self.cost, np.inf).min(
             axis=1, initial=np.inf
@@ -149,7 +151,10 @@ class _Oracle:
 
 
 def _best(oracle: _Oracle, scale: float) -> tuple[Relaxation, bool] | None:
-    """The best prices up to `scale` times the steepest; whether a price stands at that end."""
+    """Returns the relaxation with prices up to `scale` times the steepest.
+
+    The second value says whether a price is at that limit.
+    """
     problem = oracle.problem
     ends = scale * oracle.steepest(oracle.hbm), scale * oracle.steepest(oracle.ddr)
     rows = ThreeRows((problem.hbm_limit, problem.ddr_limit), ends)
@@ -181,7 +186,7 @@ def _relaxation(
 
 
 def _rounded(used: list[tuple[Ints, float]]) -> Ints:
-    """A whole choice near the split one: of the tables split, as many to each part as its share."""
+    """Returns a choice near the split one: each part gets as many split tables as its share."""
     choices = np.stack([choice for choice, _ in used])
     split = np.flatnonzero((choices != choices[0]).any(axis=0))
     upto = np.cumsum([share for _, share in used])

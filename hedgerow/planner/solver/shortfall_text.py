@@ -1,4 +1,4 @@
-"""Why a plan does not fit, in words: what is missing, and what would fit."""
+"""Explains in words why a plan does not fit: what is missing, and what would fit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..problem.topology import GIB, Machine, Reserve, Topology
 from .solve import fits
 
 Weigh = Callable[[Sequence[TableSpec], Topology], Sequence[TableOptions]]
-"""The options of tables on machines: what the plan itself was tried with."""
+"""Returns the options of tables on given machines."""
 
-_MOST_TIMES = 64  # no one multiplies machines by more than this to make a plan fit
+_MOST_TIMES = 64  # larger jobs are not suggested
 _ROWWISE = "rowwise_adagrad"
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -27,14 +27,17 @@ def would_fit(
     weigh: Weigh,
     reserve: Reserve,
 ) -> list[str]:
-    """Changes of one thing each, every one checked to fit. `topology` has its reserve taken off."""
+    """Returns suggestions that change one thing each. Every one was checked to fit.
+
+    `topology` already has its reserve subtracted.
+    """
     asked = _FitQuestion(tables, topology, weigh)
     found = [asked.devices(), asked.rows(), asked.rowwise(), _cards(hbm, reserve)]
     return [hint for hint in found if hint]
 
 
 class _FitQuestion:
-    """The problem, asked again with something changed."""
+    """Checks whether the problem fits after a change."""
 
     def __init__(self, tables: Sequence[TableSpec], topology: Topology, weigh: Weigh) -> None:
         self._tables, self._topology, self._weigh = list(tables), topology, weigh
@@ -43,15 +46,15 @@ class _FitQuestion:
         return fits(self._weigh(tables, topology), topology.budget())
 
     def devices(self) -> str:
-        """The fewest devices on machines as the poorest of these."""
+        """Returns the fewest devices, on machines like the smallest of these, as text."""
         now, local = self._topology.world, self._topology.ranks_per_machine
-        step = max(1, local // 2)  # machines are had whole or by halves
+        step = max(1, local // 2)  # machines are added whole or by halves
 
         def fit(steps: int) -> bool:
             return self._fits(self._tables, self._on(steps * step))
 
         short, enough = now // step, now // step + 2
-        # In growing steps: buffers of a step grow with the ranks, so the most need not fit.
+        # Step buffers grow with the number of ranks, so a very large number may not fit either.
         while not fit(enough):
             short, enough = enough, enough + max(2, enough // 2)
             if enough * step > _MOST_TIMES * now:
@@ -59,7 +62,7 @@ class _FitQuestion:
         least = step * _least(short + 1, enough, fit)
         machines = -(-least // local)
         name = "devices" if self._topology.device == "cuda" else "ranks"
-        full = (machines - 1) * local  # on one machine less
+        full = (machines - 1) * local  # devices of one machine less
         less = f" ({full} do not)" if now <= full < least else ""
         return f"{least} {name} on {machines} such machine{'s' * (machines > 1)}{less}"
 
@@ -73,7 +76,7 @@ class _FitQuestion:
         )
 
     def rows(self) -> str:
-        """How many rows the largest table may have, in two digits."""
+        """Returns how many rows the largest table may have, with two digits, as text."""
         place = max(range(len(self._tables)), key=lambda i: _values(self._tables[i]))
         largest = self._tables[place]
         others = self._tables[:place] + self._tables[place + 1 :]
@@ -88,12 +91,12 @@ class _FitQuestion:
         rows = _least(2, largest.rows, lambda rows: not fit(rows)) - 1
         unit = 10 ** max(0, len(str(rows)) - 2)
         rows = rows // unit * unit
-        if not fit(rows):  # sizes go up in steps: the row below may be dearer than the one above
+        if not fit(rows):  # sizes grow in steps, so fewer rows may need more bytes
             return ""
         return f"`{largest.name}` with at most {_short(rows)} rows"
 
     def rowwise(self) -> str:
-        """One number of state a row instead of some for each value."""
+        """Returns the suggestion to use row-wise Adagrad, which has one state value per row."""
         tables = [replace(table, optimizer=_ROWWISE) for table in self._tables]
         if all(table.optimizer == _ROWWISE for table in self._tables):
             return ""
@@ -107,7 +110,7 @@ class _FitQuestion:
 
 
 def _cards(hbm: Shortfall, reserve: Reserve) -> str:
-    """What a card must have, the reserve included: what a user asks for."""
+    """Returns the HBM that a device must have, including the reserve, as text."""
     if hbm.least_joint is None:
         return ""
     whole = (hbm.least_joint + reserve.hbm_bytes) / (1 - reserve.hbm_fraction)
@@ -119,7 +122,9 @@ def _values(table: TableSpec) -> int:
 
 
 def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The least number from `low` to `high` from which on it holds; `high` if only there.
+    """Returns the least number from `low` to `high` from which on `holds` is true.
+
+    Returns `high` if it is true only there.
 
     >>> _least(1, 100, lambda number: number >= 37)
     37
@@ -131,7 +136,7 @@ def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _short(rows: int) -> str:
-    """Two digits and a unit, as people say it.
+    """Returns a number of rows with about three digits and a unit.
 
     >>> _short(7_600_000), _short(12_000), _short(530)
     ('7.6 M', '12 k', '530')
@@ -142,7 +147,7 @@ def _short(rows: int) -> str:
     return str(rows)
 
 
-_MOST_TABLES = 10  # named one by one; more are counted
+_MOST_TABLES = 10  # listed by name; others are counted
 
 
 NOTHING_KEPT = Reserve(hbm_fraction=0, ddr_fraction=0)
@@ -155,10 +160,10 @@ def explained(
     weigh: Weigh,
     reserve: Reserve = NOTHING_KEPT,
 ) -> PlanError:
-    """The same error with a text for people, and hints that were checked to fit.
+    """Returns the error with a readable text and suggestions that were checked to fit.
 
-    `topology` is what the plan could use: its reserve is taken off. `weigh` gives the options of
-    changed tables on changed machines.
+    `topology` already has its reserve subtracted. `weigh` returns the options of changed tables on
+    changed machines.
     """
     if error.kind != "infeasible" or len(error.shortfalls) != 2:
         return error
@@ -194,7 +199,7 @@ def _counted(count: int, name: str) -> str:
 
 
 def _memories(hbm: Shortfall, ddr: Shortfall, topology: Topology) -> list[str]:
-    """One line for each memory that is short, with what holds for the other."""
+    """Returns one line per memory that is short, with the assumption about the other."""
     poorest = min(topology.machines, key=_share)
     found = []
     if topology.device == "cuda":
@@ -229,12 +234,12 @@ def _memory(name: str, scope: str, short: Shortfall, ranks: int) -> str:
 
 
 def _in_bytes(hbm: Shortfall, ddr: Shortfall) -> str:
-    """To the byte: a plan may fail by one."""
+    """Returns the missing bytes exactly, because a plan may fail by a single byte."""
     parts = []
     for name, scope, short in (("HBM", "device", hbm), ("host", "rank", ddr)):
         joint, alone = short.short_joint, math.ceil(short.short_alone)
         beside = "by no amount" if joint is None else f"by {math.ceil(joint):,} B"
-        parts.append(f"{name} {beside} per {scope} ({alone:,} B if the other were endless)")
+        parts.append(f"{name} {beside} per {scope} ({alone:,} B if the other were unlimited)")
     return f"  Short, exactly: {', '.join(parts)}."
 
 
@@ -246,7 +251,7 @@ def _kept(reserve: Reserve) -> str:
 
 
 def _gib(size: float) -> str:
-    """Three digits of GiB, at least two after the point below ten.
+    """Returns GiB with three digits, and at least two decimals below ten.
 
     >>> _gib(3829035640), _gib(43009179648), _gib(0)
     ('3.57', '40.1', '0.00')

@@ -1,4 +1,4 @@
-"""The exact choice: one option per table, least time within both budgets; or what is missing."""
+"""The exact solver: one option per table with the least time within both budgets."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ from .choice_problem import (
 from .core_milp import available, by_highs
 from .relax import relax
 
-_SECONDS = 2.0  # a question takes milliseconds, unless the last bytes decide
+_SECONDS = 2.0  # a check takes milliseconds, except when the last bytes decide
 
 
 def feasible(core: Core, deadline: float = math.inf) -> ChosenOptions | None:
-    """A choice that fits, by little HBM with the host memory in its budget; None if none does.
+    """Returns a choice that fits, or None if there is none or none was found by the deadline.
 
-    It has one budget only, so that it is easy where the whole problem is hard. None, too, if none
-    is found by the deadline.
+    It minimizes HBM with host memory as the only budget, which is easier than the full problem.
     """
     problem = core.problem
     if core.over():
@@ -54,7 +53,7 @@ def feasible(core: Core, deadline: float = math.inf) -> ChosenOptions | None:
 
 
 def _within(core: Core, limit: int, deadline: float) -> ChosenOptions | None:
-    """An answer that costs at most so much."""
+    """Returns an answer that costs at most `limit`, or None."""
     found = nearest(core, limit)
     if found is not None and found.cost <= limit:
         return found
@@ -62,10 +61,10 @@ def _within(core: Core, limit: int, deadline: float) -> ChosenOptions | None:
 
 
 def fits(tables: Sequence[TableOptions], budget: Budget) -> bool:
-    """Whether some choice is found to fit: what is not known after seconds is taken not to.
+    """Returns whether a choice that fits was found. If undecided after seconds, returns False.
 
     >>> from fractions import Fraction
-    >>> from ..problem.option import Option
+    >>> from ..problem.options import Option
     >>> table = TableOptions("item", (Option("HBM_ONLY@1.0", 8, 0, 0.5),))
     >>> fits([table], Budget(8, Fraction(0))), fits([table], Budget(7, Fraction(0)))
     (True, False)
@@ -74,11 +73,11 @@ def fits(tables: Sequence[TableOptions], budget: Budget) -> bool:
     return feasible(core, time.monotonic() + _SECONDS) is not None
 
 
-_SHORTFALL_SECONDS = 5.0  # past this the figure is one that suffices, a few bytes above the least
+_SHORTFALL_SECONDS = 5.0  # later, the figure suffices but may not be the least
 
 
 def shortfalls(problem: ChoiceProblem, budget: Budget) -> tuple[Shortfall, Shortfall]:
-    """HBM's and the host's: the least that any plan needs, alone and beside the other's budget."""
+    """Returns how much HBM and host memory any plan needs, alone and with the other budget."""
     hbm = Shortfall(
         "hbm",
         Fraction(budget.hbm),
@@ -95,7 +94,8 @@ def shortfalls(problem: ChoiceProblem, budget: Budget) -> tuple[Shortfall, Short
 
 
 def least_with(problem: ChoiceProblem, wanted: Ints, other: Ints, limit: int) -> int | None:
-    """The least sum of one memory with the other within its budget; None if that cannot be."""
+    """Returns the least sum of one memory with the other within `limit`, or None if that is
+    impossible."""
     asked = replace(
         problem, cost=wanted, hbm=other, ddr=np.zeros_like(other), hbm_limit=limit, ddr_limit=0
     )
@@ -110,7 +110,7 @@ def least_with(problem: ChoiceProblem, wanted: Ints, other: Ints, limit: int) ->
 
 
 def _least(core: Core) -> ChosenOptions | None:
-    """The answer of least cost; which of equal ones does not matter here."""
+    """Returns the answer of least cost. The tie rule is not applied."""
     found = nearest(core)
     relaxation = relax(core.problem) if len(core.tables) else None
     least = None if relaxation is None else relaxation.least_cost + core.cost
@@ -120,7 +120,7 @@ def _least(core: Core) -> ChosenOptions | None:
 
 
 def never_fit(tables: Sequence[TableOptions], budget: Budget) -> list[str]:
-    """Names of tables of which no option fits even on its own."""
+    """Returns the names of tables of which no option fits even alone."""
     return [
         table.name
         for table in tables
@@ -131,19 +131,19 @@ def never_fit(tables: Sequence[TableOptions], budget: Budget) -> list[str]:
     ]
 
 
-_VISITS = 600  # of our own search before HiGHS is asked; most take tens
-_FIT_SECONDS = 60.0  # to settle whether anything fits: milliseconds, unless the last bytes decide
-_TIE_VISITS = 300  # for the tie rule once the time is proven: equals can be without number
+_VISITS = 600  # nodes of branch and bound before HiGHS is used; most problems take tens
+_FIT_SECONDS = 60.0  # to decide whether anything fits; usually milliseconds
+_TIE_VISITS = 300  # for the tie rule once the time is proven: there can be very many ties
 
 
 def solve(tables: Sequence[TableOptions], budget: Budget, *, time_limit: float = 10.0) -> Solution:
-    """The choice of least time; ties go to less HBM, then less host memory, then option order.
+    """Returns the choice of least time. Ties go to less HBM, less host memory, then option order.
 
-    Times count in whole nanoseconds, memory to the byte. Nothing fits: PlanError tells what is
-    missing. Past `time_limit` seconds the best choice so far is returned with its proven gap.
+    Times count in whole nanoseconds, memory in bytes. If nothing fits, PlanError says what is
+    missing. After `time_limit` seconds the best choice so far is returned with its proven gap.
 
     >>> from fractions import Fraction
-    >>> from ..problem.option import Option
+    >>> from ..problem.options import Option
     >>> ways = (Option("HBM_ONLY@1.0", 8, 0, 0.5), Option("HOST_ONLY@0", 0, 8, 2.0))
     >>> tables = [TableOptions("user", ways), TableOptions("item", ways)]
     >>> found = solve(tables, Budget(10, Fraction(10)))
@@ -166,9 +166,10 @@ def solve(tables: Sequence[TableOptions], budget: Budget, *, time_limit: float =
 
 
 def _searched(core: Core, deadline: float) -> Searched:
-    """By our own search. HiGHS helps where it takes long, and the tie rule is ours again.
+    """Searches by branch and bound, with HiGHS if that takes long, then applies the tie rule.
 
-    When to ask HiGHS is counted in visits, not in seconds: the answer is the same on any machine.
+    The number of visited nodes decides when to use HiGHS, not the time. So the answer is the same
+    on every machine.
     """
     found = _fitting(core, branch(core, None, deadline, _VISITS))
     if found.proven or found.answer is None or time.monotonic() >= deadline:
@@ -185,7 +186,7 @@ def _searched(core: Core, deadline: float) -> Searched:
 
 
 def _fitting(core: Core, found: Searched) -> Searched:
-    """With an answer if there is one at all: whether something fits has its own, long deadline."""
+    """Adds an answer if there is any. This check has its own, longer deadline."""
     if found.answer is not None or found.proven:
         return found
     limit = time.monotonic() + _FIT_SECONDS
@@ -200,7 +201,8 @@ def _fitting(core: Core, found: Searched) -> Searched:
 
 
 def _prices(problem: ChoiceProblem) -> Prices:
-    """Of the whole problem: an option that does not fit today is what more memory would buy."""
+    """Returns the memory prices of the full problem, including options that do not fit at
+    present."""
     relaxation = relax(problem)
     if relaxation is None:
         return Prices()
@@ -208,7 +210,7 @@ def _prices(problem: ChoiceProblem) -> Prices:
 
 
 def _verify(tables: Sequence[TableOptions], budget: Budget, answer: ChosenOptions) -> None:
-    """Whole bytes once more, from the options themselves."""
+    """Checks the bytes once more from the options themselves."""
     chosen = [t.options[place] for t, place in zip(tables, answer.options, strict=True)]
     hbm, ddr = sum(option.hbm for option in chosen), sum(option.ddr for option in chosen)
     if hbm > budget.hbm or ddr > budget.ddr_per_rank or (hbm, ddr) != (answer.hbm, answer.ddr):
@@ -241,7 +243,7 @@ def _solution(
 
 
 def infeasible(tables: Sequence[TableOptions], problem: ChoiceProblem, budget: Budget) -> PlanError:
-    """What is missing, exactly."""
+    """Returns the error that says exactly what is missing."""
     short = shortfalls(problem, budget)
     needs = [_need(each) for each in short]
     return PlanError(

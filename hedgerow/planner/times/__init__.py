@@ -1,3 +1,3 @@
-"""How long a table takes: keys, hit rates, devices."""
+"""Predicted times of tables, from keys, hit rates and devices."""
 
 from __future__ import annotations

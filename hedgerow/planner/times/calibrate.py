@@ -30,14 +30,14 @@ from .step_time import (
 Floats = NDArray[np.float64]
 _FLOAT_BYTES = 4.0
 _ON_DEVICE = ("HBM_ONLY", "CACHING", "HYBRID")
-"""Modes that run the same kernels on rows of the device: a key costs the same in all of them."""
+"""Modes that run the same kernels on rows in HBM, so that a key costs the same in all of them."""
 _SHARED = ("key", "id", "id_byte", "ahead")
 CACHE = "cache host"
-"""One for all modes: they share the processor."""
+"""One parameter for all modes, because they share the host processor."""
 
 
 class _Mode:
-    """Steps of one mode."""
+    """The measured steps of one mode as columns, and the parameters that they determine."""
 
     def __init__(self, name: str, steps: Sequence[Point]) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class _Mode:
             alone=_column(_host_ids(p).alone for p in steps),
             pools=_column(_host_ids(p).pools for p in steps),
         )
-        # Steps of several tables are of a mode's own path, of which more can be told.
+        # Steps of several tables use the mode's own path, which determines more parameters.
         self.together = bool((self.steps.tables > 1).any())
         self.repeats = bool((self.steps.ids > self.steps.keys).any())
         self.two_tiers = bool((self.steps.far > 0).any())
@@ -62,7 +62,10 @@ class _Mode:
         self._near = self.together and name in _ON_DEVICE
 
     def names(self, cold: bool) -> list[str]:
-        """Of its parameters; with those of vectors that do not fit a cache."""
+        """Returns the names of the mode's parameters.
+
+        With `cold` includes those of vectors that do not fit the host's caches.
+        """
         found = ["launch", "key"]
         if self.together:
             found += ["table", "ahead"] if self._near else ["table"]
@@ -78,7 +81,7 @@ class _Mode:
         if self.together and bool((self.steps.alone > 0).any() and (self.steps.pools > 0).any()):
             found += ["alone_id", "alone", "pool"]
         if self.together and self.name == "HYBRID":
-            found += ["use"]  # of a key, beside what others pay: uses are counted
+            found += ["use"]  # per key, in addition: uses are counted
         names = [self._named(kind) for kind in found]
         if cold and (self.together or self.name == CPU) and bool((self.steps.handled > 0).any()):
             names += [self._named("cold"), CACHE]
@@ -116,7 +119,7 @@ class _Mode:
 
 
 class MeasuredColumns:
-    """Points of steps by mode, and the model's time of each."""
+    """Measured steps grouped by mode, and the model's time of each."""
 
     def __init__(self, steps: Sequence[Point]) -> None:
         self._modes: list[_Mode] = []
@@ -127,13 +130,14 @@ class MeasuredColumns:
             self._at.append(np.array(at, np.int64))
         self._measured = _column(point.ms for point in steps)
         self._plain_tiers = any(m.two_tiers and not m.together for m in self._modes)
-        # Of two tiers, or of launches with what they launch.
+        # Two tiers overlap, or launches overlap with the work they launch.
         self.has_overlap = self._plain_tiers or any(m.together for m in self._modes)
 
     def names(self, *, cold: bool = False) -> tuple[str, ...]:
-        """Of the parameters that these points say something of.
+        """Returns the names of the parameters that these points determine.
 
-        With `cold` also of vectors that do not fit the host's caches, which not all points show.
+        With `cold` includes those of vectors that do not fit the host's caches, which not all
+        points show.
         """
         found = list(dict.fromkeys(name for mode in self._modes for name in mode.names(cold)))
         names = {mode.name for mode in self._modes}
@@ -143,7 +147,8 @@ class MeasuredColumns:
         return (*found, *(["overlap"] if self._plain_tiers else []))
 
     def errors(self, names: tuple[str, ...]) -> Callable[[Floats], Floats]:
-        """ln(predicted / measured) of all points, as a function of the parameters' logarithms."""
+        """Returns a function from the parameters' logarithms to ln(predicted / measured) of all
+        points."""
 
         def of(logs: Floats) -> Floats:
             values = dict(zip(names, np.exp(logs).tolist(), strict=True))
@@ -152,7 +157,7 @@ class MeasuredColumns:
         return of
 
     def predicted(self, values: dict[str, float]) -> Floats:
-        """Milliseconds of all points, in their order."""
+        """Returns the predicted milliseconds of all points, in order."""
         found = np.empty(len(self._measured))
         for mode, at in zip(self._modes, self._at, strict=True):
             speeds = Speeds(
@@ -165,7 +170,7 @@ class MeasuredColumns:
         return found
 
     def parameters(self, values: dict[str, float]) -> TimeParameters:
-        """As a calibration keeps them."""
+        """Returns the parameters in the form of a calibration."""
         return TimeParameters(
             modes={mode.name: mode.cost(values) for mode in self._modes},
             memories={
@@ -178,7 +183,7 @@ class MeasuredColumns:
 
 
 def _moving(steps: Sequence[Point]) -> RowMoves[Floats]:
-    """Of a plan's number of rows that come nothing is known; of a step that was measured it is."""
+    """Returns the row moves of each step. Measured steps know how many rows moved; plans do not."""
     found = [
         row_moves(
             *(p.mode, p.host_share * p.keys, float(p.ids or p.keys), float(p.tables)),
@@ -206,7 +211,7 @@ def _column(values: Iterable[float]) -> Floats:
     return np.fromiter(values, np.float64)
 
 
-_OUTLIER = 0.1  # errors above count by their size, below by their square
+_OUTLIER = 0.1  # larger errors count linearly, smaller ones by their square
 _ROUNDS, _NUDGE = 200, 1e-6
 _MOST_DAMPED = 1e12
 
@@ -225,7 +230,7 @@ def robust_fit(
     least: Floats,
     most: Floats | float = float("inf"),
 ) -> FittedValues:
-    """Values, none below its `least` or above `most`, from which `errors` are small.
+    """Returns the values between `least` and `most` that minimize the errors, robustly.
 
     >>> def errors(line: Floats) -> Floats:
     ...     return line[0] * np.arange(5.0) - np.array([0, 2, 4, 60, 8])
@@ -237,12 +242,13 @@ def robust_fit(
     best = _loss(now)
     bend, pull = _around(errors, values, now)
     for _ in range(_ROUNDS):
-        # Values that stand at a bound and are pulled beyond it stay: others step without them.
+        # Values at a bound that the gradient pulls beyond it stay fixed. The others step without
+        # them.
         free = ~((values <= least) & (pull > 0) | (values >= most) & (pull < 0))
         own = bend[np.ix_(free, free)]
         damped = own + damping * np.diag(np.maximum(np.diag(own), 1e-12))
         tried = values.copy()
-        # Of fewer points than values many steps are as good: the shortest of them.
+        # With fewer points than values many steps are equally good. Take the shortest.
         tried[free] -= np.linalg.lstsq(damped, pull[free], rcond=None)[0]
         tried = np.minimum(np.maximum(tried, least), most)
         after = errors(tried)
@@ -267,7 +273,7 @@ def _loss(errors: Floats) -> float:
 def _around(
     errors: Callable[[Floats], Floats], values: Floats, now: Floats
 ) -> tuple[Floats, Floats]:
-    """How the loss bends around these values, and where it pulls them."""
+    """Returns the curvature and the gradient of the loss at these values."""
     weight, slopes = 1 / np.sqrt(1 + (now / _OUTLIER) ** 2), _slopes(errors, values, now)
     return slopes.T @ (weight[:, None] * slopes), slopes.T @ (weight * now)
 
@@ -281,7 +287,7 @@ def _slopes(errors: Callable[[Floats], Floats], values: Floats, now: Floats) -> 
     return np.stack(columns, axis=1)
 
 
-_OVERLAPS, _SCALES = (1.2, 2.5, 10.0), (1.0, 0.1, 10.0)  # where fits start; the best one counts
+_OVERLAPS, _SCALES = (1.2, 2.5, 10.0), (1.0, 0.1, 10.0)  # where fits start; the best result is used
 _START = {
     "launch": 0.02,
     "key": 1e-5,
@@ -305,29 +311,29 @@ _START = {
     "host_speed": 1e7,
 }
 _SPEEDS = ("hbm", "ddr", "host_read", "host_write", "host_speed")
-_COLD, _CACHES = 1e-7, (1e6, 1e7, 1e8)  # milliseconds a byte, and bytes, where fits start
+_COLD, _CACHES = 1e-7, (1e6, 1e7, 1e8)  # milliseconds per byte, and bytes, where fits start
 _LARGEST_CACHE = 2.0**30
-_AT_ONCE = 1e10  # bytes a millisecond: such rows cost as good as nothing
-_WORTH_IT = 0.7  # of the loss: what a cache of the host explains
-_MOST = 40.0  # of a logarithm: a speed of which the points tell nothing stays a number
+_AT_ONCE = 1e10  # bytes per millisecond: the rows cost almost nothing
+_WORTH_IT = 0.7  # largest share of the loss that may remain for host caches to be modeled
+_MOST = 40.0  # limit of a logarithm: a speed that no point determines stays finite
 _LEAST = {"launch": 1e-7, "table": 1e-7, "key": 1e-9, "id": 1e-9, "id_byte": 1e-13}
 _LEAST |= {"alone": 1e-12, "alone_id": 1e-9, "pool": 1e-7, "cold": 1e-13, "cache": 1e4}
-_LEAST |= {"host": 1e-7, "host_table": 1e-7, "look": 1e-7, "move": 1e-7}  # as good as nothing
+_LEAST |= {"host": 1e-7, "host_table": 1e-7, "look": 1e-7, "move": 1e-7}  # almost nothing
 _LEAST |= {"host_key": 1e-9, "use": 1e-9, "crowded": 1e-9}
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationFit:
-    """Parameters, and how far measured points lie from them."""
+    """Fitted parameters, and the relative errors of the measured points."""
 
     parameters: TimeParameters
     residuals: Residuals
 
 
 def fit(points: Sequence[Point], device_name: str = "cpu") -> CalibrationFit:
-    """The parameters that explain points of steps and links best; all others are left aside.
+    """Returns the parameters that fit the points of steps and links best. Other points are ignored.
 
-    Links that were not measured are those published for a device of that name.
+    Links without measurements take the published values of the device.
 
     >>> def at(n: int, size: int) -> Point:
     ...     ms = 0.5 + n * (1e-4 + size / 1e7)
@@ -338,7 +344,7 @@ def fit(points: Sequence[Point], device_name: str = "cpu") -> CalibrationFit:
     """
     steps = [point for point in points if point.kind == "step"]
     if not steps:
-        raise InputError("no points of steps; a fit needs measurements of at least one mode.")
+        raise InputError('no points of kind "step"; a fit needs measurements of some mode.')
     costs, predicted = _fit_steps(steps, _fastest(points, device_name))
     links, measured = dict(default_parameters(device_name)[0].links), [p.ms for p in steps]
     for name in dict.fromkeys(point.mode for point in points if point.kind == "link"):
@@ -356,7 +362,7 @@ def fit(points: Sequence[Point], device_name: str = "cpu") -> CalibrationFit:
 
 
 def residuals(predicted: Sequence[float], measured: Sequence[float]) -> Residuals:
-    """Relative errors.
+    """Returns the median, 90th percentile and maximum of the relative errors.
 
     >>> residuals([1.0, 1.5], [1.0, 1.0])
     Residuals(median=0.25, p90=0.45, worst=0.5)
@@ -378,11 +384,11 @@ def _fit_steps(
     found = _best(columns, starts, fastest)
     more = [name for name in columns.names(cold=True) if name not in names]
     if more and len(steps) > 2 * (len(names) + len(more)):
-        # From there on: other starts end where a cache is endless, or there is none.
+        # Start from the previous result: other starts end with an unlimited cache or none.
         slower = dict.fromkeys(more, _COLD)
         starts = [{**found.values, **slower, CACHE: bytes_} for bytes_ in _CACHES]
         with_cold = _best(columns, starts, fastest)
-        # Two numbers more always explain something more, and noise, too.
+        # Two more parameters always reduce the loss, if only by fitting noise.
         if with_cold.loss < _WORTH_IT * found.loss:
             found = with_cold
     return columns.parameters(found.values), columns.predicted(found.values).tolist()
@@ -399,7 +405,7 @@ class _Best:
 def _best(
     columns: MeasuredColumns, starts: Sequence[dict[str, float]], fastest: dict[str, float]
 ) -> _Best:
-    """Of fits from several starts."""
+    """Returns the best of the fits from several starts."""
     names = tuple(starts[0])
     least = np.log([_LEAST.get(name.split(" ")[0], 1e-3) for name in names])
     most = np.array([fastest.get(name, fastest.get(name.split(" ")[0], _MOST)) for name in names])
@@ -410,7 +416,7 @@ def _best(
 
 
 def _start(name: str, overlap: float, scale: float) -> float:
-    """Costs by some scale; speeds are known better."""
+    """Returns the start value of a parameter. Costs are scaled; speeds are known better."""
     kind = name.split(" ")[0]
     if kind in ("overlap", "ahead"):
         return overlap - 1
@@ -418,9 +424,9 @@ def _start(name: str, overlap: float, scale: float) -> float:
 
 
 def _copies(points: Sequence[Point]) -> dict[str, float]:
-    """Speeds of copies between host and device: no row of a mode that was not measured is faster.
+    """Returns the speeds of copies between host and device, for modes without measurements.
 
-    The steps of a mode that was measured have their own.
+    Modes with measured steps have their own speeds.
     """
     named = {"host_read": "h2d", "host_write": "d2h"}
     found = {}
@@ -432,24 +438,24 @@ def _copies(points: Sequence[Point]) -> dict[str, float]:
 
 
 def _fastest(points: Sequence[Point], device_name: str) -> dict[str, float]:
-    """Logarithms of what no machine exceeds: speeds of plain copies, or as they are published.
+    """Returns the logarithms of speeds that no machine exceeds, by parameter or kind of parameter.
 
-    Of all parameters of a kind, or of one.
-
-    Steps that are bound by launches say little of a speed, and a fit may take any.
+    They come from plain copies or published figures. Steps that are bound by launches say little
+    about a speed, so the fit needs these limits.
     """
     copies = [p for p in points if (p.kind, p.mode) == ("copy", "hbm")]
     hbm = max(((p.read_bytes + p.write_bytes) / p.ms for p in copies), default=None)
     hbm = default_parameters(device_name)[0].memories.get("hbm") if hbm is None else hbm
-    host = sum(_copies(points).values())  # both ways at the same time
-    # Only rows of caches cross with all their bytes. Others stay on the host, and their vectors,
-    # which cross, are counted by id.
+    host = sum(_copies(points).values())  # both directions at the same time
+    # Only rows of caches cross with all their bytes. Other rows stay on the host; their vectors
+    # cross and are counted by id.
     known = (("hbm", hbm), ("host_speed CACHING", host), ("host_speed", _AT_ONCE))
     return {name: math.log(x) for name, x in (*known, ("cache", _LARGEST_CACHE)) if x}
 
 
 def _promotion(points: Sequence[Point]) -> float | None:
-    """How near HYBRID's fast rows came to the hottest: of what those serve more than a split."""
+    """Returns how close HYBRID's fast rows come to the most frequent ones, between 0 and 1, or
+    None."""
     shares = [p.seen.promoted for p in points if p.kind == "hits"]
     return min(1.0, max(0.0, float(np.median(shares)))) if shares else None
 

@@ -1,4 +1,4 @@
-"""A calibration: time parameters of one device, how well they fit, and defaults of devices."""
+"""A calibration: the time parameters of a device, how well they fit, and defaults."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ...core.files import write_whole
 from ..problem.options import Mode
 from .step_time import CPU, FULL_OVERLAP, LinkCost, ModeCost, TimeParameters
 
-_OVERLAP = 8.0  # tiers were measured to overlap almost fully on an H200
-_LAUNCH_MS, _KEY_MS = 0.049, 1.16e-6  # a pair of launches and a key, row gather and write-back
-_REACHED = 0.9  # of a data sheet's bandwidth: what fused lookups and updates reach of a copy's
+_OVERLAP = 8.0  # tiers overlap almost fully on an H200, as measured
+_LAUNCH_MS, _KEY_MS = 0.049, 1.16e-6  # two launches; one key of row gather and write-back
+_REACHED = 0.9  # share of a data sheet's bandwidth that fused lookups and updates reach
 
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    hbm_gb_s: float  # data sheet
-    host_gb_s: float  # pinned memory read in place, over its PCIe generation
+    hbm_gb_s: float  # from the data sheet
+    host_gb_s: float  # pinned memory read in place over PCIe
 
 
 _CARDS = {
@@ -40,7 +40,7 @@ _CARDS = {
 
 
 def default_parameters(device_name: str) -> tuple[TimeParameters, str]:
-    """Parameters for a device of that name, and where they come from.
+    """Returns the default parameters of a device, and a text that says where they come from.
 
     >>> default_parameters("NVIDIA A100-SXM4-80GB")[1]
     "the data sheet of an A100, with a key's cost as published for an H200"
@@ -67,7 +67,8 @@ def default_parameters(device_name: str) -> tuple[TimeParameters, str]:
 
 
 def _cpu() -> TimeParameters:
-    # Steps as measured by `hedgerow calibrate`; links of a topology are those between cards.
+    # Measured by `hedgerow calibrate`. The topology's links are those between GPUs, so exchanges
+    # are set here.
     exchange = LinkCost(0.3, 1e6)
     return TimeParameters(
         modes={CPU: ModeCost(0.04, 7e-5)},
@@ -79,18 +80,20 @@ def _cpu() -> TimeParameters:
 
 FORMAT, VERSION = "hedgerow-calibration", 1
 KINDS = ("step", "link", "hits", "find", "lookup", "update", "copy")
-_POOR_FIT = 0.20  # relative error that one point in ten may exceed before plans are in doubt
+_POOR_FIT = 0.20  # relative error; plans are in doubt if one point in ten exceeds it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointCounts:
-    """What was counted beside a time.
+    """Counts that belong to a measured time.
 
-    `moved_rows` came to a hybrid's fast tier in each step; None is not counted. `spread` is how
-    much longer the same took at another time than at its fastest: what of an error is the
-    machine's. It is `quiet` if nobody was seen to disturb the machine. Of "hits", `promoted` says
-    how near the fast rows come to the hottest ones: of the keys that those serve and a split by a
-    hash would not, this share.
+    `moved_rows` is the number of rows promoted to a hybrid's fast tier per step, None if not
+    counted. `spread` is how much longer the slowest repetition took than the fastest, which is
+    noise of the machine. `quiet` is False if other work on the machine was noticed.
+
+    Points of kind "hits" have `promoted`: how close the fast rows come to the most frequent ones.
+    Of the keys that the most frequent rows would serve and a split by hash would not, it is the
+    share that is served.
     """
 
     moved_rows: float | None = None
@@ -100,33 +103,32 @@ class PointCounts:
 
     def __post_init__(self) -> None:
         if self.moved_rows is not None:
-            checks.setting("Seen", "moved_rows", self.moved_rows, least=0)
-        checks.setting("Seen", "spread", self.spread, least=0)
+            checks.setting("PointCounts", "moved_rows", self.moved_rows, least=0)
+        checks.setting("PointCounts", "spread", self.spread, least=0)
         checks.flag("quiet", self.quiet)
-        checks.setting("Seen", "promoted", self.promoted)
+        checks.setting("PointCounts", "promoted", self.promoted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One measurement: `keys` distinct keys, bytes read and written of each, and its time.
+    """One measurement: `keys` distinct keys, bytes read and written per key, and the time.
 
-    `kind` is "step", "link" or "hits", which are fitted, or what stands in the file only to be
-    looked at: "find", "lookup", "update" or "copy". `mode` is a mode, a link or, of a copy, its
-    direction. Keys and ids are those of all `tables` of the step; `ids` counts equal ones too, 0 is
-    as many as keys.
+    `kind` is "step", "link" or "hits", which are fitted; or "find", "lookup", "update" or "copy",
+    which are only recorded. `mode` is a mode, a link or the direction of a copy. Keys and ids are
+    those of all `tables` of the step. `ids` includes repetitions; 0 means as many as keys.
     """
 
     kind: str
     mode: str
     keys: int
-    read_bytes: float  # of each key
+    read_bytes: float  # per key
     write_bytes: float
     ms: float
     dim: int = 0
-    host_share: float = 0.0  # of keys whose rows lie on the host
+    host_share: float = 0.0  # of keys whose rows are on the host
     tables: int = 1
     ids: int = 0
-    fast_rows: int = 0  # places of each table's fast tier; 0 if there is none, or unknown
+    fast_rows: int = 0  # rows of each table's fast tier; 0 if none or unknown
     seen: PointCounts = field(default_factory=PointCounts)
 
     def __post_init__(self) -> None:
@@ -151,7 +153,7 @@ class Residuals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What a device takes for a step; loaded, measured by `hedgerow calibrate`, or a default.
+    """The step times of a device: loaded, measured by `hedgerow calibrate`, or a default.
 
     >>> known = Calibration.default("NVIDIA H200")
     >>> known.measured, known.warnings("NVIDIA H200")[0][:36]
@@ -169,12 +171,12 @@ class Calibration:
 
     @property
     def measured(self) -> bool:
-        """Fitted to measurements of a device, not taken from a data sheet."""
+        """Whether the parameters were fitted to measurements."""
         return self.residuals is not None
 
     @classmethod
     def default(cls, device_name: str) -> Calibration:
-        """Published figures for a device of that name ("cpu" for none): not measured, and said so.
+        """Returns published figures for a device ("cpu" for none). They are marked as not measured.
 
         >>> Calibration.default("cpu").parameters.modes["CPU"].key_ms > 0
         True
@@ -185,9 +187,9 @@ class Calibration:
     def warnings(
         self, device_name: str | None = None, uses: Iterable[tuple[int, float]] = ()
     ) -> list[str]:
-        """What speaks against these numbers for a plan on that device.
+        """Returns reasons to doubt these numbers for a plan on that device.
 
-        `uses` are the plan's (dim, distinct keys a step) pairs.
+        `uses` are the plan's (dim, distinct keys per step) pairs.
         """
         found = []
         if self.residuals is None:
@@ -228,7 +230,7 @@ class Calibration:
         return found
 
     def text(self) -> str:
-        """In lines: costs of modes, speeds, how well they fit, and what speaks against them.
+        """Returns the costs of modes, the speeds, the errors and the warnings as text.
 
         >>> Calibration.default("cpu").text().splitlines()[1]
         '  CPU: 0.0400 ms a step, 70.0 ns a distinct key'
@@ -248,7 +250,7 @@ class Calibration:
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings())])
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns the calibration as a dict for JSON."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -264,7 +266,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
-        """What `to_dict` was called on; a newer version is refused."""
+        """Returns the calibration from its dict form. Raises for other versions."""
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise ConfigError(
                 f"no calibration: its format must be {FORMAT!r}, as `hedgerow calibrate` writes it."
@@ -296,12 +298,12 @@ class Calibration:
             ) from error
 
     def save(self, path: Path | str) -> None:
-        """As one JSON file, whole or not at all."""
+        """Writes the calibration as a JSON file. The file is replaced atomically."""
         write_whole(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path | str) -> Calibration:
-        """From a file of `save`; needs no optional library."""
+        """Reads a calibration that `save` wrote. Needs no optional library."""
         place = Path(path)
         if not place.is_file():
             raise FileMissingError(f"{place} is no file; make one with `hedgerow calibrate`.")
@@ -316,7 +318,8 @@ class Calibration:
 
 
 def _point(values: Mapping[str, Any]) -> Point:
-    """As it is written, or as it was: with a share of the rows, and what the hottest serve."""
+    """Returns a point from its dict form. Also reads the older form with a share and hottest
+    rows."""
     known, seen = dict(values), dict(values.get("seen", {}))
     factor, hottest = known.pop("factor", 0.0), known.pop("hottest", 0.0)
     if hottest > factor:

@@ -1,4 +1,5 @@
-"""How likely each key of a table is, and what that says of distinct keys and hit rates."""
+"""The probability of each key of a table, and the distinct keys and hit rates that follow from
+it."""
 
 from __future__ import annotations
 
@@ -16,20 +17,22 @@ from ..problem.key_stats import KeyStats
 from ..problem.options import FACTORS
 
 EXPONENT = 1.05
-"""Of Zipf's law for a table whose keys were not sampled; reports also show 0.8 and 1.3."""
-_SINGLE = 32  # ranks that stand for themselves
-_WIDTH = 1.2  # of the ranks of all other bins; the error of U and hit rates is below 0.001
-_CLOSE = 0.02  # counts so near to one another are one
-_COMMON = 10  # times seen: from here on a key's own count is a fair guess of its share
+"""Zipf exponent of a table without sampled keys. Reports also show 0.8 and 1.3."""
+_SINGLE = 32  # ranks with a bin of their own
+_WIDTH = 1.2  # growth of all other bins; errors of distinct keys and hit rates stay below 0.001
+_CLOSE = 0.02  # counts closer than this are merged
+_COMMON = 10  # from this count on, a key's own count estimates its share well
 _STEEPEST = 4.0
-_KEPT = 4096  # models: tables of a plan
+_KEPT = 4096  # models kept for the tables of a plan
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyModel:
-    """`keys[i]` keys have the chance `chance[i]` each, the most frequent first; they sum to 1.
+    """A distribution of keys: `keys[i]` keys have the probability `chance[i]` each.
+
+    The most frequent keys come first. The probabilities sum to 1.
 
     >>> model = zipf(10**9, 1.05)
     >>> len(model.chance) < 400, round(float(model.keys.sum())), round(model.mass(), 9)
@@ -40,18 +43,18 @@ class KeyModel:
     keys: Floats
 
     def mass(self) -> float:
-        """Of all keys; 1 but for rounding."""
+        """Returns the total probability; 1 up to rounding."""
         return float(self.chance @ self.keys)
 
     def unseen(self, sampled: int) -> float:
-        """The chance that an id is none of those that a sample of this size has."""
+        """Returns the probability that an id is not in a sample of this size."""
         missed = np.exp(sampled * np.log1p(-_below_one(self.chance)))
         return float(missed @ (self.chance * self.keys))
 
 
 @lru_cache(maxsize=_KEPT)
 def zipf(rows: int, exponent: float = EXPONENT) -> KeyModel:
-    """Zipf's law: the chance of the key of rank r is proportional to r to the power -exponent."""
+    """Returns Zipf's law: the key of rank r has a probability proportional to r ** -exponent."""
     checks.whole("zipf", "rows", rows, least=1)
     checks.setting("zipf", "exponent", exponent, least=0, below=_STEEPEST + 1)
     weight, keys = _power_bins(0, rows, exponent)
@@ -60,11 +63,11 @@ def zipf(rows: int, exponent: float = EXPONENT) -> KeyModel:
 
 @lru_cache(maxsize=_KEPT)
 def from_stats(stats: KeyStats, rows: int) -> KeyModel:
-    """The model that a sample speaks for, of `rows` keys or as many as were seen.
+    """Returns the model that fits a sample, for at least `rows` keys.
 
-    Keys seen often have the share they were seen with. For all others, seen or not, a count says
-    little: they share what mass is left as a power of their rank, as steep as makes a sample of
-    this size see as many distinct keys as were seen.
+    Frequent keys have the share that they have in the sample. For all other keys, sampled or not, a
+    single count says little. They share the remaining probability as a power of their rank. The
+    exponent is chosen so that a sample of this size has as many distinct keys as were seen.
     """
     if not isinstance(stats, KeyStats):
         raise ConfigError(f"stats is {stats!r}; give KeyStats, as `key_stats` makes them.")
@@ -85,7 +88,7 @@ def from_stats(stats: KeyStats, rows: int) -> KeyModel:
 
 
 def _merged(counts: list[tuple[int, int]], sampled: int) -> tuple[Floats, Floats]:
-    """Falling counts, those within a few percent of one another as their mean."""
+    """Returns merged counts: those within a few percent of each other become their mean."""
     chance: list[float] = []
     keys: list[float] = []
     start = 0
@@ -101,7 +104,10 @@ def _merged(counts: list[tuple[int, int]], sampled: int) -> tuple[Floats, Floats
 
 
 def _tail(first: int, last: int, mass: float, sampled: int, distinct: int) -> tuple[Floats, Floats]:
-    """Keys of the ranks after `first` with that mass; more skew lets a sample see fewer of them."""
+    """Returns the keys of the ranks after `first`, with the given total probability.
+
+    A larger exponent lets a sample see fewer distinct keys.
+    """
     low, high = 0.0, _STEEPEST
     if _seen(*_scaled(first, last, low, mass), sampled) <= distinct:
         return _scaled(first, last, low, mass)
@@ -128,11 +134,12 @@ def _below_one(chance: Floats) -> Floats:
 
 
 def _power_bins(first: int, last: int, exponent: float) -> tuple[Floats, Floats]:
-    """Ranks first+1..last in bins: the mean of rank to the -exponent in each, and its ranks."""
+    """Returns bins of ranks first+1 to last: the mean of rank ** -exponent, and the number of
+    ranks."""
     edges = _edges(first, last)
     low, high = edges[:-1], edges[1:]
     width = high - low
-    # Between half ranks the integral of a power is its sum, but for the first few ranks.
+    # Between half ranks the integral of a power equals its sum, except for the first few ranks.
     a, b = low + 0.5, high + 0.5
     if abs(exponent - 1) < 1e-9:
         total = np.log(b / a)
@@ -142,7 +149,7 @@ def _power_bins(first: int, last: int, exponent: float) -> tuple[Floats, Floats]
 
 
 def _edges(first: int, last: int) -> Floats:
-    """Edges of bins of whole ranks: single ones first, then each a share wider."""
+    """Returns the edges of bins of whole ranks: single ranks first, then growing bins."""
     singles = np.arange(first, min(last, first + _SINGLE) + 1, dtype=np.float64)
     if last <= first + _SINGLE:
         return singles
@@ -153,16 +160,17 @@ def _edges(first: int, last: int) -> Floats:
     return np.unique(np.concatenate([singles, grown]))
 
 
-_ROUNDS = 200  # a bisection in double precision ends long before
-_GRID = 32  # points that Newton's method starts from
-_EXACT = 1e-7  # relative error of the keys in the cache
+_ROUNDS = 200  # bisection in double precision ends much earlier
+_GRID = 32  # points where Newton's method starts
+_EXACT = 1e-7  # relative error of the number of cached keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DistinctKeys:
-    """What steps of one size do to a table: `chance[i]` that one of `keys[i]` keys is in a step.
+    """How a step uses a table: `chance[i]` is the probability that each of `keys[i]` keys occurs in
+    it.
 
-    `distinct` is the number of keys in a step on average. Equal ids of a step count once.
+    `distinct` is the mean number of distinct keys per step.
 
     >>> from .key_model import zipf
     >>> found = touched(zipf(200_000, 1.05), 65_536)
@@ -177,28 +185,32 @@ class DistinctKeys:
 
     @property
     def rows(self) -> float:
-        """Keys that there are."""
+        """The number of keys of the table."""
         return float(self.keys.sum())
 
     def thrashes(self, cached_rows: float) -> bool:
-        """A cache of so many rows is smaller than what one step needs."""
+        """Returns whether a cache of `cached_rows` rows is smaller than one step needs."""
         return cached_rows < self.distinct
 
     def split_hit(self, share: float) -> float:
-        """Rows are split by a hash, this share of them in the fast tier."""
+        """Returns the hit rate if a hash selects the rows of the fast tier, with this share of
+        them."""
         return _share(share)
 
     def frequency_hit(self, cached_rows: float) -> float:
-        """The fast tier holds the hottest rows."""
+        """Returns the hit rate if the fast tier holds the most frequent rows."""
         before = np.cumsum(self.keys) - self.keys
         held = np.clip(_rows(cached_rows) - before, 0, self.keys)
         return float(held @ self.chance) / self.distinct
 
     def recency_hit(self, cached_rows: float) -> float:
-        """The fast tier holds the rows used last: by the characteristic time of such a cache."""
+        """Returns the hit rate if the fast tier holds the most recently used rows.
+
+        It uses the characteristic time of such a cache.
+        """
         rows = float(_rows(cached_rows))
         if rows not in self._recency:
-            # Planners ask for all of these one after the other; together they cost as much as one.
+            # Planners ask for all of these. Computing them together costs as much as one.
             usual = [float(share) * self.rows for share in FACTORS] if not self._recency else []
             wanted = np.array([rows, *usual])
             self._recency.update(zip(wanted.tolist(), self._recency_hits(wanted), strict=True))
@@ -213,17 +225,17 @@ class DistinctKeys:
 
 
 def touched(model: KeyModel, ids: float) -> DistinctKeys:
-    """What a step of so many `ids`, equal ones among them, touches of the keys of a model."""
+    """Returns how a step of `ids` ids, including repetitions, uses the keys of a model."""
     checks.setting("touched", "ids", ids, above=0)
     chance = -np.expm1(ids * np.log1p(-np.minimum(model.chance, 1 - 1e-15)))
     return DistinctKeys(chance, model.keys, float(chance @ model.keys))
 
 
 def characteristic_time(chance: Floats, keys: Floats, rows: Floats | Sequence[float]) -> Floats:
-    """Steps T after which an unused key leaves a cache of so many rows that keeps the latest.
+    """Returns after how many steps T an unused key leaves a least-recently-used cache.
 
-    T solves sum(keys * (1 - (1 - chance)^T)) = rows for each of `rows`; the left side grows with T,
-    so Newton's steps are kept between bounds that close in. A cache of all keys never drops one.
+    T solves sum(keys * (1 - (1 - chance)^T)) = rows for each of `rows`. The left side grows with T,
+    so Newton's method is kept between bounds that close in. A cache of all keys never evicts one.
 
     >>> characteristic_time(np.array([0.5]), np.array([8.0]), [4.0, 6.0, 8.0]).round(6)
     array([ 1.,  2., inf])
@@ -238,10 +250,10 @@ def characteristic_time(chance: Floats, keys: Floats, rows: Floats | Sequence[fl
 
 
 def _solved(log: Floats, keys: Floats, wanted: Floats) -> Floats:
-    """ln T of each: Newton's method in ln T and ln rows, bisection where it leaves the bounds."""
+    """Returns ln T of each, by Newton's method with bisection where it leaves the bounds."""
     least = math.log(float(wanted.min()) / -float(log @ keys))
     most = math.log(-50 / float(log.max()))
-    grid = np.linspace(least, max(least, most), _GRID)  # held <= T * -log: the root is in there
+    grid = np.linspace(least, max(least, most), _GRID)  # held <= T * -log, so the root is inside
     coarse = _held(np.exp(grid), log, keys)
     now = np.interp(wanted, coarse, grid)
     low, high = np.full_like(now, least), np.full_like(now, grid[-1])
@@ -259,12 +271,13 @@ def _solved(log: Floats, keys: Floats, wanted: Floats) -> Floats:
 
 
 def _held(time: Floats, log: Floats, keys: Floats) -> Floats:
-    """Rows in a cache whose keys leave after `time` steps without use."""
+    """Returns the rows in a cache whose keys leave after `time` steps without use."""
     return -np.expm1(np.outer(time, log)) @ keys
 
 
 def _log_absent(chance: Floats) -> Floats:
-    """ln of the chance that a step does not have the key; below 0 also for the rarest ones."""
+    """Returns ln of the probability that a key is not in a step, below 0 even for the rarest
+    keys."""
     return np.minimum(np.log1p(-np.minimum(chance, 1 - 1e-15)), -1e-300)
 
 

@@ -1,4 +1,4 @@
-"""Which routing rule suits the sampled keys of a table, and which keys every rank should hold."""
+"""Advises on the routing rule of a table and on keys to replicate, from sampled keys."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from ..problem.topology import GIB
 from .time_model import row_bytes
 
 EVEN = 1.10
-"""The fullest rank has at most so many times the mean."""
+"""The busiest rank may have at most this many times the mean."""
 MOST_COPIES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HotCopies:
-    """Keys whose copies even out ranks; worth it only where equal keys of a step are sent each.
+    """Keys whose replication on all ranks balances the load.
 
-    `before` and `after` are what the fullest rank has, with 1 as its fair share, of all
-    occurrences. `enough` is False if copies alone do not help.
+    It helps only if repeated keys of a step are sent repeatedly. `before` and `after` are the load
+    of the busiest rank relative to the mean. `enough` is False if replication alone does not
+    balance.
     """
 
     keys: tuple[int, ...]
@@ -37,16 +38,17 @@ class HotCopies:
 
     @property
     def bytes_per_rank(self) -> int:
-        """What the copies take on every rank."""
+        """The bytes that the copies take on every rank."""
         return -int(-len(self.keys) * self.row_bytes // 1)
 
 
 def hot_copies(
     keys: Int64[Tensor, "n"], router: Router, *, row_bytes: float, even: float = EVEN
 ) -> HotCopies:
-    """The fewest keys, the hottest of the fullest rank each time, that bring it down to `even`.
+    """Returns the fewest keys whose replication reduces the busiest rank to `even`.
 
-    What is copied is read where it is needed, so that it weighs on all ranks alike.
+    Each time the most frequent key of the busiest rank is added. A replicated key is read locally,
+    so its load is spread evenly over all ranks.
 
     >>> import torch
     >>> keys = torch.tensor([1] * 60 + [2] * 20 + [3] * 20)
@@ -82,7 +84,7 @@ def hot_copies(
 
 
 def _by_rank(names: Tensor, counts: Tensor, router: Router) -> list[list[tuple[int, int]]]:
-    """(count, key) of every rank's own keys, the hottest last."""
+    """Returns (count, key) of every rank's own keys, the most frequent last."""
     queues: list[list[tuple[int, int]]] = [[] for _ in range(router.shards)]
     order = counts.argsort(stable=True)
     owners = router.owners(names[order])
@@ -94,26 +96,26 @@ def _by_rank(names: Tensor, counts: Tensor, router: Router) -> list[list[tuple[i
 
 @dataclass(frozen=True, slots=True)
 class RoutingAdvice:
-    """What a sample says of a table's rule: nothing is changed by it."""
+    """Advice on the routing rule of a table. It is never applied automatically."""
 
     table: str
-    dist_type: str  # the table's own, which stands
+    dist_type: str  # the table's present rule
     balance: Balance
     copies: HotCopies
 
     @property
     def recommended(self) -> str:
-        """What the sample speaks for; the table's own rule if that is as good."""
+        """The rule that suits the sample best; the table's own rule if it is as good."""
         return self.balance.recommended
 
     @property
     def own(self) -> RuleBalance:
-        """How even the table's own rule is."""
+        """The balance of the table's own rule."""
         return next(rule for rule in self.balance.rules if rule.dist_type == self.dist_type)
 
     @property
     def text(self) -> str:
-        """A line or two for a report."""
+        """The advice as text for a report."""
         sent = self.own.deduplicated.max_over_mean
         lines = [
             f"{self.table}: {self.dist_type} gives the fullest of {self.balance.ranks} ranks "
@@ -142,9 +144,9 @@ def routing_advice(
     step_keys: int = STEP_KEYS,
     even: float = EVEN,
 ) -> RoutingAdvice | None:
-    """Advice on a table's routing over `ranks`, from `keys` or else from its statistics.
+    """Returns advice on a table's routing over `ranks`, from `keys` or from its statistics.
 
-    None where nothing was sampled.
+    Returns None if there is no sample.
 
     >>> item = TableSpec(name="item", rows=8000, dim=8, dist_type="roundrobin")
     >>> found = routing_advice(item, 8, 8 * torch.arange(1000))

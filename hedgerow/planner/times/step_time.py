@@ -1,4 +1,4 @@
-"""The time of one step of a mode: its formula and its parameters."""
+"""The time of one step of a mode: its formula and parameters."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from ..problem.topology import Links
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """What the host does in a step; known only where the real path of a mode was measured.
+    """What the host costs in a step. Known only if steps of the mode were measured.
 
-    Keys whose rows lie on the host cost `host_ms` if there are any, `host_table_ms` for each table
-    that has some, `host_key_ms` each, and their bytes at `host_bytes_per_ms`. Each time that caches
-    make way takes `move_ms`, or that hot rows of a hybrid's table come; to look for such takes
-    `look_ms`. Where a step misses many rows of a cache at once, those beyond what leaves beside the
-    steps take `crowded_key_ms` more. Few ids of a table are done by one
-    thread: `alone_id_ms` and `alone_byte_ms` are what each of them takes more, and a byte of its
-    vector. So are more ids until others have woken up to help: `pool_ms` is the most that costs.
-    Vectors of a step that do not fit the processor's caches are slower: of more than about
-    `cache_bytes` a byte takes `cold_byte_ms` more.
+    - `host_ms`: once, if any key's row is on the host.
+    - `host_table_ms`: for each table that has such keys.
+    - `host_key_ms` and `host_bytes_per_ms`: for each such key, and the speed of its bytes.
+    - `move_ms`: each time that caches evict rows in advance, or that a hybrid promotes rows.
+    - `look_ms`: each time that a hybrid searches for rows to promote.
+    - `crowded_key_ms`: for each miss beyond the slots that a cache frees in advance.
+    - `alone_id_ms` and `alone_byte_ms`: for each id, and each byte of its vector, that a single
+      thread handles. A table with few ids is handled by one thread.
+    - `pool_ms`: the most that waking up the other threads costs.
+    - `cold_byte_ms`: for each byte more than about `cache_bytes` of vectors in a step, which do not
+      fit the processor's caches.
     """
 
     host_ms: float = 0.0
@@ -58,13 +60,13 @@ _OF_THE_HOST = tuple(one.name for one in fields(HostCost))
 
 @dataclass(frozen=True, slots=True)
 class ModeCost:
-    """What a step costs whatever is read, and what finding one distinct key costs.
+    """What a step costs in any case, and what finding one distinct key costs.
 
-    All else is known only where the real path of a mode was measured. Tables that are alike step
-    together: `launch_ms` is then of the step of all of them, and `table_ms` of each. `id_ms` and
-    `id_byte_ms` are of every id, equal ones too, and of every byte of its vector: it is written for
-    the model and its gradient read. `ahead` is 1 if the device waits while the host launches, and
-    large if the longer of the two counts.
+    The other values are known only if steps of the mode were measured. Tables of one kind share a
+    step: then `launch_ms` is for all of them and `table_ms` for each. `id_ms` and `id_byte_ms` are
+    for every id, repetitions included, and for every byte of its vector, which is written for the
+    model and whose gradient is read. `ahead` is 1 if the device waits while the host launches, and
+    large if only the longer of the two counts.
 
     >>> cost = ModeCost(0.5, 1e-6, host=HostCost(host_ms=0.2))
     >>> cost.to_dict()
@@ -90,11 +92,11 @@ class ModeCost:
 
     @property
     def together(self) -> bool:
-        """Whether steps of several tables were measured: alike ones share a launch."""
+        """Whether steps of several tables were measured. Tables of one kind then share a launch."""
         return self.table_ms is not None
 
     def text(self) -> str:
-        """In words.
+        """Returns the costs as text.
 
         >>> ModeCost(0.5, 1e-6, host=HostCost(host_key_ms=1e-4)).text()
         '0.5000 ms a step, 1.0 ns a distinct key, 100.0 more on the host'
@@ -110,7 +112,7 @@ class ModeCost:
         return ", ".join(words)
 
     def to_dict(self) -> dict[str, float]:
-        """Fit for JSON, in one piece: what says something."""
+        """Returns the values that differ from their defaults as one flat dict for JSON."""
         usual = {one.name: one.default for one in (*fields(self), *fields(HostCost))}
         values = asdict(self)
         values |= values.pop("host")
@@ -118,26 +120,26 @@ class ModeCost:
 
     @staticmethod
     def from_dict(values: Mapping[str, float]) -> ModeCost:
-        """What `to_dict` was called on."""
+        """Returns the costs from their dict form."""
         host = {name: value for name, value in values.items() if name in _OF_THE_HOST}
         own = {name: value for name, value in values.items() if name not in _OF_THE_HOST}
         return ModeCost(**own, host=HostCost(**host))
 
 
 CPU = "CPU"
-"""The mode of a table in a world without cards: one table in host memory."""
+"""The mode of a table without devices: one table in host memory."""
 MODES = ("HBM_ONLY", "HYBRID", "CACHING", "HOST_ONLY", CPU)
 MEMORIES = ("hbm", "host_read", "host_write", "ddr")
 LINKS = ("intra", "inter")
 FULL_OVERLAP = 64.0
-"""From this exponent on two tiers take as long as the slower one, to a hundredth."""
+"""From this exponent on, two tiers take as long as the slower one, to within one percent."""
 _TOPOLOGY_NAME = {"host_read": "hbm_to_ddr", "host_write": "hbm_to_ddr"}
-_LINK_MS = 0.02  # an all-to-all of nothing between cards of a machine
+_LINK_MS = 0.02  # latency of an all-to-all between GPUs of a machine
 
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """An exchange over a link: a fixed time, and its bytes at the link's speed."""
+    """The cost of an exchange over a link: a fixed time, and a speed for its bytes."""
 
     latency_ms: float
     bytes_per_ms: float
@@ -147,18 +149,18 @@ class LinkCost:
         checks.setting("LinkCost", "bytes_per_ms", self.bytes_per_ms, above=0)
 
     def ms(self, sent_bytes: float) -> float:
-        """Of an exchange in which a rank sends so much."""
+        """Returns the time of an exchange in which a rank sends `sent_bytes`."""
         return self.latency_ms + sent_bytes / self.bytes_per_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeParameters:
-    """Costs of modes, bytes a millisecond of memories, costs of links, and how tiers overlap.
+    """Costs of modes, speeds of memories in bytes per millisecond, costs of links, and overlaps.
 
     `overlap` is 1 if the two tiers of a table are read one after the other, and large if they are
-    read at the same time. Memories and links that are not given are those of the topology.
-    `promotion` says how near the fast rows of HYBRID come to the hottest ones: 0 is a split by a
-    hash, 1 the hottest; None was not measured, and counts as a split.
+    read at the same time. Memories and links that are not given come from the topology. `promotion`
+    says how close the fast rows of HYBRID come to the most frequent ones: 0 is a split by hash, 1
+    the most frequent rows. None means not measured and counts as a split.
 
     >>> costs = TimeParameters(modes={"CPU": ModeCost(0.01, 1e-4)}, memories={"ddr": 1e7})
     >>> TimeParameters.from_dict(costs.to_dict()) == costs
@@ -189,7 +191,7 @@ class TimeParameters:
         checks.setting("TimeParameters", "overlap", self.overlap, least=1)
 
     def mode(self, name: str) -> ModeCost:
-        """The cost of a mode; one that was not measured is named."""
+        """Returns the cost of a mode. Raises if it was not measured."""
         if name not in self.modes:
             raise ConfigError(
                 f"the calibration has no mode {name}; it has {', '.join(self.modes)}: calibrate on "
@@ -198,19 +200,19 @@ class TimeParameters:
         return self.modes[name]
 
     def memory(self, name: str, links: Links) -> float:
-        """Bytes a millisecond, measured or else as the topology has it."""
+        """Returns bytes per millisecond of a memory, as measured or from the topology."""
         known = self.memories.get(name)
         return links.bytes_per_ms(_TOPOLOGY_NAME.get(name, name)) if known is None else known
 
     def exchange_ms(self, name: str, sent_bytes: float, links: Links) -> float:
-        """Of an exchange over a link, measured or else as the topology has it."""
+        """Returns the time of an exchange over a link, as measured or from the topology."""
         known = self.links.get(name)
         if known is not None:
             return known.ms(sent_bytes)
         return _LINK_MS + sent_bytes / links.bytes_per_ms(name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """Returns the parameters as a dict for JSON."""
         return {
             "modes": {name: cost.to_dict() for name, cost in self.modes.items()},
             "memories": dict(self.memories),
@@ -224,7 +226,7 @@ class TimeParameters:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TimeParameters:
-        """What `to_dict` was called on."""
+        """Returns the parameters from their dict form."""
         try:
             return cls(
                 modes={name: ModeCost.from_dict(cost) for name, cost in values["modes"].items()},
@@ -241,7 +243,8 @@ class TimeParameters:
 
 
 def overlapped(near_ms: float, far_ms: float, overlap: float) -> float:
-    """The time of two tiers: their sum at overlap 1, nearly the larger one if it is large.
+    """Returns the time of two tiers: their sum at overlap 1, almost the larger one at a large
+    overlap.
 
     >>> overlapped(3.0, 4.0, 1), overlapped(3.0, 4.0, 2), round(overlapped(3.0, 4.0, 64.0), 6)
     (7.0, 5.0, 4.0)
@@ -251,18 +254,18 @@ def overlapped(near_ms: float, far_ms: float, overlap: float) -> float:
 
 
 N = TypeVar("N", float, NDArray[np.float64])
-"""Of one step, or a column of them."""
+"""A value of one step, or a column of values of many steps."""
 SPARE, STEPS_SPARE, MOST_SPARE = 512, 4, 64
-"""Twice the first part of a cache leaves at once, or what twice so many steps need; at most twice
-the last part."""
+"""Slots that a cache frees in advance, as fractions of its rows (1/SPARE to 1/MOST_SPARE) and in
+steps of misses."""
 MOVE_STEPS, SOON_STEPS, MANY = 16, 2, 5
-"""A hybrid looks for hot rows every 16th step; every 2nd where one id of 5 is on the host."""
+"""A hybrid searches for rows to promote every 16th step, or every 2nd if one id in 5 is on the
+host."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowMoves(Generic[N]):
-    """Of a step: times that a hybrid looks for hot rows, and that rows move; keys for which a cache
-    makes way at once."""
+    """Row moves of a step: searches for rows to promote, moves, and misses without a free slot."""
 
     looks: N
     moves: N
@@ -280,7 +283,7 @@ def row_moves(
     fast_rows: float,
     moved: float | None = None,
 ) -> RowMoves[float]:
-    """All of it, as the functions below have it.
+    """Returns the results of `looks`, `moves` and `crowded`.
 
     >>> row_moves("CACHING", 320.0, 1e4, 10.0, 65536.0)
     RowMoves(looks=0.0, moves=0.125, crowded=0.0)
@@ -293,8 +296,9 @@ def row_moves(
 
 
 def looks(mode: str, missed: float, ids: float, tables: float) -> float:
-    """Times a step that a hybrid looks for hot rows, table by table; `missed` keys of all tables
-    are on the host.
+    """Returns how often per step a hybrid searches for rows to promote, summed over tables.
+
+    `missed` is the number of keys on the host, over all tables.
 
     >>> looks("HYBRID", 320.0, 1e4, 10.0), looks("HYBRID", 3200.0, 1e4, 10.0)
     (0.625, 5.0)
@@ -302,7 +306,7 @@ def looks(mode: str, missed: float, ids: float, tables: float) -> float:
     if mode != "HYBRID":
         return 0.0
     steps = SOON_STEPS if MANY * missed > ids else MOVE_STEPS
-    return tables / steps * -math.expm1(-missed)  # by the chance that a step misses any
+    return tables / steps * -math.expm1(-missed)  # times the probability that a step misses any key
 
 
 def moves(
@@ -313,11 +317,12 @@ def moves(
     fast_rows: float,
     moved: float | None = None,
 ) -> float:
-    """Times a step that rows move; `missed` keys of all tables are on the host.
+    """Returns how often per step rows move. `missed` is the number of keys on the host, of all
+    tables.
 
-    Those of a hybrid do so table by table, those of caches together. Of a cache whose rows are not
-    known (infinitely many) none. A hybrid that looks for hot rows finds some, unless so many
-    rows as `moved` a step are said to have come.
+    A hybrid moves rows of each table separately; caches do so together. A cache of unknown size
+    (infinitely many rows) moves none. Each search of a hybrid moves rows, unless `moved` gives the
+    number of rows that were promoted per step.
 
     >>> moves("CACHING", 320.0, 1e4, 10.0, 65536.0)  # 32 of each table; 256 leave at once
     0.125
@@ -333,11 +338,11 @@ def moves(
     often = looks(mode, missed, ids, tables)
     if moved is None or not often:
         return often
-    return often * -math.expm1(-moved / often)  # by the chance that a look finds any
+    return often * -math.expm1(-moved / often)  # times the probability that a search finds any row
 
 
 def crowded(mode: str, missed: float, tables: float, fast_rows: float) -> float:
-    """The `missed` keys for which a cache must make way at once: beyond a 64th of it.
+    """Returns the missed keys for which a cache has no free slot: those beyond a 64th of its rows.
 
     >>> [crowded("CACHING", missed, 10.0, 65536.0) for missed in (10_000.0, 11_000.0)]
     [0.0, 760.0]
@@ -350,7 +355,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Bytes a millisecond of memories, and how much tiers overlap."""
+    """Speeds of memories in bytes per millisecond, and the overlap of tiers."""
 
     near: float
     host_read: float
@@ -360,25 +365,26 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[N]):
-    """What a step does: bytes are of a key, `id_bytes` of the vector of an id."""
+    """The work of a step. `read` and `write` are bytes per key, `id_bytes` bytes of an id's
+    vector."""
 
-    keys: N  # distinct ones, of all tables
-    ids: N  # equal ones too
+    keys: N  # distinct keys of all tables
+    ids: N  # with repetitions
     read: N
     write: N
     id_bytes: N
-    far: N  # share of keys whose rows lie on the host
+    far: N  # share of keys whose rows are on the host
     tables: N
     moving: RowMoves[N]
-    handled: N  # ids whose vectors the host handles, as `few_ids` has them
-    alone: N  # those that one thread does
-    pools: N  # times that all threads are woken up
+    handled: N  # ids whose vectors the host handles, see `host_ids`
+    alone: N  # ids that a single thread handles
+    pools: N  # how often all threads are woken up
 
 
 def step_ms(step: Step[float], cost: ModeCost, speeds: Speeds) -> float:
-    """Milliseconds of a step, by section 12.1 and by what our own paths were measured to add.
+    """Returns the milliseconds of a step, from the formula and the measured costs of our own paths.
 
-    >>> from .row_moves import NO_MOVES
+    >>> from .step_time import NO_MOVES
     >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, NO_MOVES, 0.0, 0.0, 0.0)
     >>> round(step_ms(one, ModeCost(0.5, 1e-3), Speeds(1e6, 1e5, 1e5, 1.0)), 3)
     5.724
@@ -387,7 +393,7 @@ def step_ms(step: Step[float], cost: ModeCost, speeds: Speeds) -> float:
 
 
 def steps_ms(steps: Step[Floats], cost: ModeCost, speeds: Speeds) -> Floats:
-    """`step_ms` of many."""
+    """Returns `step_ms` of many steps."""
     return _step_ms(steps, cost, speeds, _overlapped, np.minimum)
 
 
@@ -408,22 +414,22 @@ def _step_ms(
         row = every / host.host_bytes_per_ms
     missed = step.keys * step.far
     far = missed * (host.host_key_ms + row)
-    # Few vectors stay in the caches, of many nearly all come from memory.
+    # Few vectors stay in the caches; many vectors come almost entirely from memory.
     vectors = step.handled * step.id_bytes
     cold = vectors * (vectors / (vectors + host.cache_bytes)) * host.cold_byte_ms
     if not cost.together:
         return cost.launch_ms + both(near, far, speeds.overlap) + cold
-    # The host runs ahead of the device until it must know which rows are absent: then it works
-    # on those, and the device waits.
+    # The host runs ahead of the device until it must know which rows are absent. Then it handles
+    # those, and the device waits.
     some: N = -np.expm1(-missed)  # pyright: ignore[reportAssignmentType]
-    far = far + cold + some * host.host_ms  # by the chance that a step has such keys
+    far = far + cold + some * host.host_ms  # times the probability that a step has such keys
     asked: N = -np.expm1(-missed / step.tables)  # pyright: ignore[reportAssignmentType]
     far = far + step.tables * asked * host.host_table_ms
     moving = step.moving
     far = far + moving.looks * host.look_ms + moving.moves * host.move_ms
     far = far + moving.crowded * host.crowded_key_ms
     alone = host.alone_id_ms + step.id_bytes * host.alone_byte_ms
-    # Others help as soon as they have woken up: until then one thread does all.
+    # Other threads help once they are awake. Until then one thread does all the work.
     woken = least(step.pools * host.pool_ms, (step.handled - step.alone) * alone)
     far = far + step.alone * alone + woken
     launch = cost.launch_ms + step.tables * (cost.table_ms or 0.0)
@@ -436,12 +442,12 @@ def _overlapped(one: Floats, other: Floats, overlap: float) -> Floats:
 
 
 FEW_IDS = 8192
-"""Calls of fewer ids on one table are done by one thread: to wake others up takes longer."""
+"""A call with fewer ids on a table is handled by one thread, because waking others takes longer."""
 
 
 class HostIds(NamedTuple):
-    """Of a step: ids whose vectors the host handles; those that one thread does, table by table;
-    how often all threads must be woken up to help."""
+    """The ids of a step whose vectors the host handles, those that a single thread handles, and how
+    often all threads must be woken up."""
 
     handled: float
     alone: float
@@ -449,11 +455,11 @@ class HostIds(NamedTuple):
 
 
 def host_ids(mode: str, ids: float, missed: float, tables: float) -> HostIds:
-    """Of a mode, of tables alike.
+    """Returns the ids that the host handles in a step of `tables` tables of one kind.
 
-    Tables on the host are asked for all ids, two tiers for the `missed` keys that are not in HBM;
-    rows behind caches are always read by all threads. Tables on the host copy their vectors in
-    between, and threads fall asleep; those of a hybrid follow one another.
+    Tables on the host look up all ids. Two tiers look up the `missed` keys that are not in HBM. All
+    threads read the rows behind caches. Tables on the host copy their vectors in between, so
+    threads fall asleep between tables; tables of a hybrid follow each other directly.
 
     >>> host_ids("HOST_ONLY", 1e5, 1e4, 10.0)
     HostIds(handled=100000.0, alone=0.0, pools=10.0)

@@ -1,4 +1,4 @@
-"""The time that a table takes of a step, from what is known of its keys and of the device."""
+"""The predicted time of a table per step, from its keys and the device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from .key_model import EXPONENT, DistinctKeys, from_stats, touched, zipf
 from .step_time import CPU, NO_MOVES, Speeds, Step, host_ids, row_moves, step_ms
 
 _KEY_BYTES = 8
-_KEPT = 8192  # tables whose sums are kept between the variants of each
+_KEPT = 8192  # tables whose sums are kept for the variants of each
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One table on one rank: milliseconds a step, hits per distinct key, distinct keys a step."""
+    """Predictions for a table on one rank: milliseconds per step, hit rate, distinct keys per
+    step."""
 
     ms: float
     hit_rate: float
@@ -39,13 +40,13 @@ def expected(
     exponent: float = EXPONENT,
     alike: int = 1,
 ) -> Expected:
-    """What a table kept in that way takes, with `batch` samples a step on every rank.
+    """Returns the predictions for a table in one variant, with `batch` samples per rank and step.
 
-    A table without sampled keys follows Zipf's law with that exponent. Where the calibration knows
-    of steps of several tables, so many that are `alike` share one: the time is this one's part,
-    taken as if the others were of its size and kept as it is.
+    A table without sampled keys follows Zipf's law with that exponent. If the calibration has costs
+    of several tables per step, `alike` tables share a step, and the time is this table's part. The
+    others are assumed to be of the same size and variant.
 
-    >>> from ..problem.variant import HBM_ONLY, HOST_ONLY
+    >>> from ..problem.options import HBM_ONLY, HOST_ONLY
     >>> item = TableSpec(name="item", rows=10**8, dim=64)
     >>> card = Topology(world=1, hbm_per_device=2**36, ddr_per_machine=2**38)
     >>> known = Calibration.default("NVIDIA H200")
@@ -57,7 +58,8 @@ def expected(
     if step is None:
         return Expected(_idle_ms(variant, topology, calibration, alike), 1.0, 0.0)
     distinct = step.distinct / topology.world
-    # An owner gets each key once from every rank that has it; one rank alone sends itself all ids.
+    # An owner gets each key once from every rank that has it. A single rank looks up all of its
+    # ids.
     ids = _ids(spec, batch) if topology.world == 1 else _source(spec, batch, exponent)
     hits = _hit_rate(spec, variant, topology, step, calibration.parameters.promotion)
     ms = _lookup_ms(spec, variant, topology, calibration, (distinct, ids, hits, alike))
@@ -74,9 +76,9 @@ def thrashes(
     *,
     exponent: float = EXPONENT,
 ) -> bool:
-    """A cache that is smaller than what one step needs: no plan takes it unless it is asked for.
+    """Returns whether a cache is smaller than one step needs. Plans avoid such caches by default.
 
-    >>> from ..problem.variant import Mode
+    >>> from ..problem.options import Mode
     >>> item = TableSpec(name="item", rows=100_000, dim=8)
     >>> card = Topology(world=1, hbm_per_device=2**36)
     >>> [thrashes(item, Variant(Mode.CACHING, x), card, 65_536) for x in ("0.1", "0.5")]
@@ -96,12 +98,12 @@ def without_thrashing(
     *,
     allow_thrash: bool = False,
 ) -> tuple[Variant, ...]:
-    """The variants that a plan may choose from: all but caches below a step's working set."""
+    """Returns the variants without caches that are smaller than one step needs."""
     return tuple(v for v in choices if allow_thrash or not thrashes(spec, v, topology, batch))
 
 
 def row_bytes(spec: TableSpec) -> float:
-    """Bytes of a row's values and optimizer state, before any alignment.
+    """Returns the bytes of a row's values and optimizer state, before alignment.
 
     >>> row_bytes(TableSpec(name="item", rows=9, dim=16, optimizer="adam"))
     192.0
@@ -114,18 +116,18 @@ def row_bytes(spec: TableSpec) -> float:
 
 
 def _step(spec: TableSpec, topology: Topology, batch: int, exponent: float) -> DistinctKeys | None:
-    """What a step of all ranks touches of the whole table. Owners have equal parts of it."""
+    """Returns how a step of all ranks uses the whole table. Owners have equal parts of it."""
     ids = _ids(spec, batch) * topology.world
     return _sums(spec.stats, spec.rows, exponent, ids) if ids > 0 else None
 
 
 def _source(spec: TableSpec, batch: int, exponent: float) -> float:
-    """Distinct keys of one rank's own batch: what it sends to their owners."""
+    """Returns the distinct keys of one rank's own batch, which it sends to their owners."""
     return _sums(spec.stats, spec.rows, exponent, _ids(spec, batch)).distinct
 
 
 def _ids(spec: TableSpec, batch: int) -> float:
-    if type(batch) is not int or batch < 1:  # most calls are fine, and there are many
+    if type(batch) is not int or batch < 1:  # fast path: there are many calls
         checks.count("batch", batch, least=1)
     return batch * sum(feature.ids_per_sample for feature in spec.features)
 
@@ -168,7 +170,8 @@ def _lookup_ms(
     calibration: Calibration,
     uses: tuple[float, float, float, int],
 ) -> float:
-    """Of one table, from its distinct keys, ids, hits and the number of alike tables."""
+    """Returns the lookup time of one table, from its distinct keys, ids, hits and similar
+    tables."""
     costs, links = calibration.parameters, topology.links
     distinct, ids, hits, alike = uses
     cpu = topology.device == "cpu"
@@ -207,7 +210,8 @@ def _lookup_ms(
 def _exchange_ms(
     spec: TableSpec, topology: Topology, calibration: Calibration, sent_keys: float
 ) -> float:
-    """Keys go out, rows come back, gradients go out; equal keys of a source travel once."""
+    """Returns the exchange time. Keys are sent, rows returned, gradients sent; each key travels
+    once."""
     costs, links = calibration.parameters, topology.links
     world, local = topology.world, min(topology.world, topology.ranks_per_machine)
     per_rank = sent_keys / world * (_KEY_BYTES + 2 * spec.dim * spec.element_bytes)
@@ -215,7 +219,7 @@ def _exchange_ms(
     across = 0.0
     if world > local:
         across = costs.exchange_ms("inter", per_rank * (world - local), links)
-    return max(within, across)  # the two kinds of links work at the same time
+    return max(within, across)  # both kinds of links work at the same time
 
 
 def _idle_ms(variant: Variant, topology: Topology, calibration: Calibration, alike: int) -> float:
