@@ -15,7 +15,8 @@ FETCHED = re.compile(
     r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"(https?:)?//[^\"]*\"[^>]*>"
 )
 # What pages may say of the package: names of its doors, and of modules that a command runs.
-PRIVATE = re.compile(r"^(?:from|import) hedgerow\.(?!(?:data|models|planner|serving|errors)\b)", re.M)
+DOORS = "data|models|planner|serving|errors"
+PRIVATE = re.compile(rf"^(?:from|import) hedgerow\.(?!(?:{DOORS})\b)", re.M)
 # Where names of Monolith are, which only pages about it may import.
 OF_MONOLITH = re.compile(r"^from hedgerow\.monolith\b.*$", re.M)
 

@@ -71,7 +71,7 @@ def test_predict_takes_the_page_s_values(addresses: dict[str, str], tmp_path: Pa
     body = re.search(r"-d '(.*?)'", _commands()[0], re.DOTALL)
     assert body is not None
     (tmp_path / "ask.json").write_text(body[1])
-    (line,) = [b for b in _blocks("console") if "hedgerow predict --server" in b and "--inputs" in b]
+    (line,) = [one for one in _blocks("console") if "--inputs ask.json" in one]
     words = line.replace("127.0.0.1:8500", addresses["grpc"]).split()[1:]
     command = [sys.executable, "-m", "hedgerow", *words]
     done = subprocess.run(
