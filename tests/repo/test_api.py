@@ -58,6 +58,17 @@ def test_every_name_of_the_doors_inside_is_documented_with_an_example(name: str)
     assert ">>> " in (getattr(hr.data, name).__doc__ or "")
 
 
+# Blocks with this fence run in tests/serving/test_serving_page.py, which starts a server.
+WITH_SERVER = '```python title="with a running server"'
+SERVING = ROOT / "docs" / "guides" / "serving.md"
+
+
+def test_every_python_block_runs_in_a_test() -> None:
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        fences = set(re.findall(r"^```python.*$", path.read_text(encoding="utf-8"), re.MULTILINE))
+        assert fences <= {"```python"} | ({WITH_SERVER} if path == SERVING else set()), path
+
+
 PAGES = [
     path.relative_to(ROOT).as_posix()
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

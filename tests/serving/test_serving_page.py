@@ -14,6 +14,9 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "serving.md"
 
 
+WITH_SERVER = 'python title="with a running server"'
+
+
 def _blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
@@ -21,10 +24,11 @@ def _blocks(language: str) -> list[str]:
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The page's model, exported by the page's code, behind `hedgerow serve`."""
-    models = tmp_path_factory.mktemp("models")
+    folder = tmp_path_factory.mktemp("models") / "ctr"
     (code,) = [block for block in _blocks("python") if "hr.serving.export(" in block]
-    exec(compile(code.replace("/models/", f"{models}/"), str(PAGE), "exec"), {})
-    command = [sys.executable, "-m", "hedgerow", "serve", str(models / "ctr")]
+    page = code.replace('tempfile.mkdtemp() + "/ctr"', repr(str(folder)))
+    exec(compile(page, str(PAGE), "exec"), {})
+    command = [sys.executable, "-m", "hedgerow", "serve", str(folder)]
     command += ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -36,7 +40,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
 
 def _commands() -> list[str]:
     """Each curl command, with the lines that belong to it."""
-    (block,) = [block for block in _blocks("sh") if "curl -H" in block]
+    (block,) = [block for block in _blocks("console") if "curl -H" in block]
     return [f"curl {rest}" for rest in re.split(r"^curl ", block, flags=re.MULTILINE)[1:]]
 
 
@@ -56,10 +60,10 @@ def test_every_curl_command_answers(addresses: dict[str, str]) -> None:
     assert found[3]["model_spec"]["name"] == "ctr"
 
 
-def test_the_python_client_answers(addresses: dict[str, str]) -> None:
-    (code,) = [block for block in _blocks("python") if "PredictionClient(" in block]
+def test_every_python_block_that_needs_a_server_runs(addresses: dict[str, str]) -> None:
     scope: dict[str, object] = {}
-    exec(compile(code.replace("127.0.0.1:8500", addresses["grpc"]), str(PAGE), "exec"), scope)
+    for code in _blocks(WITH_SERVER):
+        exec(compile(code.replace("127.0.0.1:8500", addresses["grpc"]), str(PAGE), "exec"), scope)
     assert len(scope["outputs"]) == 2  # type: ignore[arg-type]
 
 
@@ -67,7 +71,7 @@ def test_predict_takes_the_page_s_values(addresses: dict[str, str], tmp_path: Pa
     body = re.search(r"-d '(.*?)'", _commands()[0], re.DOTALL)
     assert body is not None
     (tmp_path / "ask.json").write_text(body[1])
-    (line,) = [b for b in _blocks("sh") if "hedgerow predict --server" in b and "--inputs" in b]
+    (line,) = [one for one in _blocks("console") if "--inputs ask.json" in one]
     words = line.replace("127.0.0.1:8500", addresses["grpc"]).split()[1:]
     command = [sys.executable, "-m", "hedgerow", *words]
     done = subprocess.run(
