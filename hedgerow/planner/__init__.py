@@ -1,5 +1,4 @@
-"""The planner: chooses exactly which tables live in HBM, in host memory or in both, and explains
-it.
+"""Chooses which tables live in HBM, in host memory or in both, exactly, and explains it.
 
 Users import it as `hr.planner`. Loading a plan does not need scipy. Planning uses scipy if it is
 installed.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hedgerow.planner import Plan, Topology, compare, plan
+from hedgerow.planner import Plan, Topology, keep_plan, plan
 from hedgerow.planner.problem.options import Mode, Variant
 from hedgerow.planner.problem.topology import GIB
 
@@ -108,27 +108,27 @@ def test_a_plan_is_kept_unless_another_gains_more_than_the_threshold() -> None:
     richer = old.what_if(hbm=80 * GIB)
     gain = 1 - richer.solver.total_ms / old.solver.total_ms
     assert 0 < gain < 0.05
-    kept = compare(old, richer)
+    kept = keep_plan(old, richer)
     assert kept.is_old
     assert kept.gain == pytest.approx(gain)
     assert [t.variant for t in kept.plan.tables] == [t.variant for t in old.tables]
     assert kept.plan.topology == richer.topology
     assert kept.plan.solver.status == "kept"
-    replaced = compare(old, richer, threshold=gain / 2)
+    replaced = keep_plan(old, richer, threshold=gain / 2)
     assert not replaced.is_old
     assert replaced.plan is richer
 
 
 def test_a_plan_that_does_not_fit_any_more_is_not_kept() -> None:
     poorer = sample().what_if(hbm=20 * GIB)
-    found = compare(sample(), poorer)
+    found = keep_plan(sample(), poorer)
     assert found.plan is poorer
     assert "does not fit" in found.reason
-    assert compare(sample(), cpu_plan()).reason.endswith("the tables are others")
+    assert keep_plan(sample(), cpu_plan()).reason.endswith("the tables are others")
     one, two = (cpu_plan(table("t", 9, 2), world=world) for world in (1, 2))
-    assert "it is of 1 ranks, not 2" in compare(one, two).reason
+    assert "it is of 1 ranks, not 2" in keep_plan(one, two).reason
     assert (
-        "another owner" in compare(two, cpu_plan(table("t", 9, 2, dist_type="roundrobin"))).reason
+        "another owner" in keep_plan(two, cpu_plan(table("t", 9, 2, dist_type="roundrobin"))).reason
     )
 
 
@@ -136,7 +136,7 @@ def test_an_option_that_is_gone_is_not_kept() -> None:
     fewer = plan([table("t", 10**8, 64)], _card(), CARD, factors=["0.5"])
     more = plan([table("t", 10**8, 64)], _card(), CARD, factors=["0.25"])
     assert fewer.tables[0].load_factor == "0.5"
-    assert "no CACHING@0.5 now" in compare(fewer, more).reason
+    assert "no CACHING@0.5 now" in keep_plan(fewer, more).reason
 
 
 def _card() -> Topology:

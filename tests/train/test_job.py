@@ -119,14 +119,14 @@ def test_a_job_written_to_json_reads_as_the_same_job(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.parametrize("family", ["Optimizer", "Initializer", "Admission", "Eviction"])
+@pytest.mark.parametrize("family", ["Optimizer", "Initializer", "AdmissionRule", "Eviction"])
 def test_records_of_every_name_survive_the_way_to_json_and_back(family: str) -> None:
     from hedgerow.tables import admission, eviction, initializers, optimizers
 
     places = [admission, eviction, initializers, optimizers]
     kind = next(vars(place)[family] for place in places if family in vars(place))
     needed = {"n": 3, "window_ids": 1000, "p": 0.5, "age": "7d", "rows": 5, "constant": 0.5}
-    key = {"Optimizer": "optimizer", "Initializer": "init", "Admission": "admit"}.get(
+    key = {"Optimizer": "optimizer", "Initializer": "init", "AdmissionRule": "admit"}.get(
         family, "evict"
     )
     for name, record in named_kinds(kind).items():

@@ -79,8 +79,8 @@ class Dump:
 def form_of(optimizer: Optimizer | None) -> DumpForm | None:
     """Returns how the states of `optimizer` are saved, or None if Monolith has no form for them.
 
-    >>> from hedgerow.tables.monolith_rules import Ftrl
-    >>> form_of(Ftrl()).floats
+    >>> from hedgerow.tables.monolith_rules import MonolithFtrl
+    >>> form_of(MonolithFtrl()).floats
     {'zero': 1, 'norm': 2}
     """
     return None if optimizer is None else _BY_KIND.get(optimizer.kind)

@@ -32,8 +32,8 @@ def export_table(table: HostTable, base: str | Path, *, files: int = -1) -> File
     >>> import tempfile
     >>> from hedgerow.tables.config import Segment, TableConfig
     >>> from hedgerow.tables.initializers import Zeros
-    >>> from hedgerow.tables.monolith_rules import Sgd
-    >>> table = HostTable(TableConfig("user", (Segment(2, Zeros(), Sgd()),)))
+    >>> from hedgerow.tables.monolith_rules import MonolithSgd
+    >>> table = HostTable(TableConfig("user", (Segment(2, Zeros(), MonolithSgd()),)))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     [path.name for path in export_table(table, f"{folder}/user").files]
     ['user-00000-of-00001']
