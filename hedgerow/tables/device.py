@@ -595,8 +595,8 @@ class DeviceTable:
             return
         if self.size():
             raise StateError(
-                f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
-                f"set it before rows are there."
+                f"table {self.config.name!r} has rows, and its slot key cannot change; set it "
+                f"while the table is empty."
             )
         self.slots.place_by(slot_key)
 

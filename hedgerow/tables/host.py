@@ -119,9 +119,8 @@ class HostTable:
 
     def __reduce__(self) -> str:
         raise TypeError(
-            f"table {self.config.name!r} cannot be pickled or copied; "
-            f"hr.save keeps a model, model.state_dict() its rows, too; scan() and restore() move "
-            f"the rows of a table."
+            f"table {self.config.name!r} cannot be pickled or copied; use hr.save or "
+            f"model.state_dict() for a model, and scan() and restore() for the rows of a table."
         )
 
     @property
@@ -149,8 +148,8 @@ class HostTable:
         check_slot_key("HostTable", slot_key)
         if slot_key != self.slot_key and not self.core.native_table.place_by(slot_key):
             raise StateError(
-                f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
-                f"set it before rows are there."
+                f"table {self.config.name!r} has rows, and its slot key cannot change; set it "
+                f"while the table is empty."
             )
 
     @property
@@ -245,7 +244,9 @@ class HostTable:
         that has the same keys.
         """
         if type(cursor) is not int or not 0 <= cursor < 2**64:
-            raise InputError(f"cursor is {cursor!r}; use 0, or what the slice before gave.")
+            raise InputError(
+                f"cursor is {cursor!r}; use 0, or the cursor that the previous slice returned."
+            )
         entries, cursor, done, _ = self._slice(cursor, slice_rows(self.layout, rows))
         return entries, cursor, done
 

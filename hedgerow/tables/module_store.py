@@ -354,7 +354,9 @@ class DistributedStore:
     def configs_to_move(self, where: object) -> dict[str, TableConfig]:
         """Raises: the rows are spread already."""
         del where
-        raise StateError("the model is distributed already; bring it to a device before.")
+        raise StateError(
+            "the model is distributed already; move it to a device before you distribute it."
+        )
 
     def moves_to(self, device: torch.device) -> bool:
         """Returns False, or raises: the tables do not move."""
