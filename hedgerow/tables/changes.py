@@ -168,7 +168,7 @@ class TouchedKeys:
         self._table.touch(self._consumer, ids.data_ptr(), len(ids))
 
     def size(self) -> int:
-        """Returns the number of keys to be taken, without those of a consumer that overflowed."""
+        """Returns the number of keys to be taken; 0 after an overflow."""
         self._check_open()
         return self._table.touched_use(self._consumer)[0]
 

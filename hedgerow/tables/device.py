@@ -472,7 +472,7 @@ class DeviceTable:
             "clamped_ts": self._events.read("clamped_ts"),
         }
 
-    # ---- reads without waiting
+    # ---- reads that do not wait for the device
 
     @property
     def capacity_rows(self) -> int:
@@ -541,7 +541,7 @@ class DeviceTable:
             at_start()
         return self.feed.snapshot(self.max_ts())
 
-    # ---- all rows at once
+    # ---- staged tables and the slot key
 
     def beside(self, rows: int, *, slot_key: int | None = None) -> DeviceTable:
         """Returns an empty table with the same config, clock and filter.
@@ -600,7 +600,7 @@ class DeviceTable:
             )
         self.slots.place_by(slot_key)
 
-    # ---- for tiers, which move rows from one store to another
+    # ---- for tiers, which move rows between stores
 
     def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
         """Returns whole rows, on the device; absent ids give zeros. Waits for the device."""

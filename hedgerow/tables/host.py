@@ -451,7 +451,7 @@ class HostTable:
         """
         return self.evictions.evict(now_s=now_s, capture=capture, rows=rows)
 
-    # ---- changes and all rows at once
+    # ---- change feeds, snapshots and staged tables
 
     def touched(
         self,
