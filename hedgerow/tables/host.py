@@ -240,8 +240,8 @@ class HostTable:
     def scan_slice(self, cursor: int = 0, rows: int | None = None) -> tuple[Entries, int, bool]:
         """Returns one slice of a scan: its rows, the next cursor, and whether it is the last slice.
 
-        A cursor is a position in the order of all keys, not in memory. It is valid for any table
-        that has the same keys.
+        A cursor is a position in the order of hashed keys, not in memory, so it stays valid while
+        rows come and go. It is valid for another table only if both have the same slot key.
         """
         if type(cursor) is not int or not 0 <= cursor < 2**64:
             raise InputError(
@@ -598,7 +598,7 @@ def read_several(
     states_at: int,
     times_at: int,
 ) -> list[int]:
-    """Reads whole rows of several tables between addresses; returns how many ids each table has.
+    """Reads whole rows of several tables between addresses; returns how many each table has.
 
     The ids are given table after table.
     """

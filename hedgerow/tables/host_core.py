@@ -245,8 +245,8 @@ class HostCore:
     ) -> None:
         """Writes the rows of the `n` ids at one address to another address.
 
-        It must have space for them. `reused` says whether the memory at `rows_at` was written
-        before. If `found_at` is given, the slots of the rows are written there.
+        The memory there must be large enough. `reused` says whether the memory at `rows_at` was
+        written before. If `found_at` is given, the slots of the rows are written there.
         """
         rule, at_step = self.reading(missing, step)
         self.native_table.lookup(ids_at, n, rule, at_step, rows_at, reused, found_at)
