@@ -47,21 +47,23 @@ def hot_key_advice(top: HotKeys, ranks: int, *, raw: float, deduplicated: float)
         return "Hot keys: none that matter; occurrences spread evenly as they are."
     if deduplicated > raw / _EVEN:
         return (
-            "Hot keys: none that matter; ranks differ in their distinct keys, which a hash or more "
-            "keys even out."
+            "Hot keys: none that matter; ranks differ in their distinct keys, which hashing or "
+            "more keys even out."
         )
     hot = [(key, share * ranks) for key, share in top[:_NAMED] if share * ranks >= _EVEN - 1]
     names = ", ".join(f"{key} ({weight:.2f} times the fair share of a rank)" for key, weight in hot)
     advice = (
         f"Hot keys: {names or 'many, none of them large'}. No dist_type can split a key. What "
         f"helps is to send equal keys of a step once, which the exchange does by itself "
-        f"(dedup=True): the fullest rank has {raw:.2f} times the mean without, "
-        f"{deduplicated:.2f} with it. Copies of hot rows on every rank, or another dist_type, are "
-        f"no help beside it."
+        f"(dedup=True): the fullest rank has {raw:.2f} times the mean without, {deduplicated:.2f} "
+        f"with it. Copies of hot rows on every rank, or another dist_type, are then no help."
     )
     if deduplicated <= _EVEN:
         return advice
-    return f"{advice} What is left are keys of every step: with more keys a step it gets less."
+    return (
+        f"{advice} The remaining imbalance comes from keys of every step; more keys per step "
+        f"reduce it."
+    )
 
 
 STEP_KEYS = 32_768
@@ -244,12 +246,14 @@ def _recommended(rules: Sequence[RuleBalance], distinct: Tensor) -> tuple[str, s
         return "roundrobin", f"Keys are dense, and {figures}."
     if better:
         return "hash_roundrobin", (
-            f"Keys have gaps, so the good fit of roundrobin may be one of this sample only: "
-            f"{figures}."
+            f"Keys have gaps, so roundrobin may only be better for this sample: {figures}."
         )
     if traffic[0] > _BETTER * traffic[1] or rows[0] > _BETTER * rows[1]:
         return "hash_roundrobin", f"Patterns in the keys pile up on some ranks: {figures}."
-    return "hash_roundrobin", f"Both rules are alike here, and hashing stays so: {figures}."
+    return (
+        "hash_roundrobin",
+        f"Both rules are alike here, and hashing stays even if the ids change: {figures}.",
+    )
 
 
 def _dense(distinct: Tensor) -> bool:

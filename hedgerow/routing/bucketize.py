@@ -115,7 +115,7 @@ def _checked(
     batch = BucketizeBatch(lengths, keys, rules, feature_rows, weights)
     for name, size in (("keys", len(keys)), ("rows of the result", batch.result_rows)):
         if max(size, batch.shards) > MOST_ELEMENTS:
-            raise InputError(f"{size} {name}; at most {MOST_ELEMENTS}: cut the batch.")
+            raise InputError(f"{size} {name}; at most {MOST_ELEMENTS}: split the batch.")
     if validate or keys.device == checks.CPU:
         _check_lengths(lengths, len(keys))
     return batch
@@ -155,8 +155,8 @@ def _feature_rows(rows: int, features: int, batch_sizes: Sequence[int] | None) -
     sizes = [checks.count("batch_sizes", size) for size in batch_sizes]
     if len(sizes) != features or sum(sizes) != rows:
         raise InputError(
-            f"batch_sizes is {sizes}; it must have {features} numbers with the sum {rows}, one for "
-            f"every router and a row for every length."
+            f"batch_sizes is {sizes}; it must have {features} numbers with the sum {rows}, one "
+            f"number for every router."
         )
     return [sum(sizes[:f]) for f in range(features + 1)]
 
@@ -164,7 +164,7 @@ def _feature_rows(rows: int, features: int, batch_sizes: Sequence[int] | None) -
 def _check_lengths(lengths: Tensor, n: int) -> None:
     if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= n:
         bad = int(lengths.min()) if int(lengths.min()) < 0 else int(lengths.max())
-        raise InputError(f"lengths has {bad}; a row has 0..{n} keys, all that there are.")
+        raise InputError(f"lengths has {bad}; a length lies in 0..{n}, the number of keys.")
     if int(lengths.sum()) != n:
         raise InputError(f"lengths add up to {int(lengths.sum())}; there are {n} keys.")
 

@@ -29,8 +29,8 @@ def check_dist_type(owner: str, dist_type: str, rows: int | None) -> None:
         checks.whole(owner, "rows", rows)
     if dist_type == "continuous" and not rows:
         raise ConfigError(
-            f"{owner}.dist_type is 'continuous' and rows is {rows}; this rule cuts the ids from 0 "
-            f"on into equal ranges, so pass rows=, the number of ids."
+            f"{owner}.dist_type is 'continuous' and rows is {rows}; this rule splits the ids from "
+            f"0 to rows into equal ranges; pass rows=, the number of ids."
         )
 
 
@@ -144,7 +144,7 @@ class Router(Record):
                 f"{self.shards}, or {self.shards + 1} with the end of the last."
             )
         if self.rank0_empty:
-            raise ConfigError("Router.bounds beside rank0_empty; begin with 0, 0 instead.")
+            raise ConfigError("Router.bounds with rank0_empty; let bounds begin with 0, 0 instead.")
         return bounds
 
     @property

@@ -72,7 +72,9 @@ NO_STEP = -1  # what the core and kernels take for a step of None
 def needed_step(step: int | None, needed: bool, table: str, why: str) -> int:
     """Returns the checked step. None gives 0, or raises if the step is needed."""
     if step is None and needed:
-        raise InputError(f"table {table!r} {why} by the step, which was not given; pass step=.")
+        raise InputError(
+            f"step is missing: table {table!r} {why} according to the step; pass step=."
+        )
     found = checks.count("step", 0 if step is None else step)
     if found == 2**63 - 1:  # the core also computes step + 1
         raise InputError(f"step is {found}; it must be below 2**63-1.")

@@ -81,8 +81,8 @@ class TouchedSettings:
             )
         if self.all_changes and self.overflow == "forget":
             raise InputError(
-                "all_changes=True with overflow='forget'; Monolith's rule loses keys, and "
-                "whoever needs all changes needs them whole: use overflow='whole_table'."
+                "all_changes=True with overflow='forget', which loses keys; use "
+                "overflow='whole_table'."
             )
 
 
@@ -161,14 +161,14 @@ class TouchedKeys:
         if isinstance(taken, TouchedBatch) and taken.whole_table:
             if self.settings.overflow == "forget":
                 raise InputError(
-                    "a whole table given back to a consumer with overflow='forget', which never "
-                    "says so; give its ids back."
+                    "a whole table given back to a consumer with overflow='forget', which cannot "
+                    "record that; give ids back instead."
                 )
             self._table.touch_all(self._consumer)
         self._table.touch(self._consumer, ids.data_ptr(), len(ids))
 
     def size(self) -> int:
-        """Returns the number of keys to be taken, without those of a consumer that overflowed."""
+        """Returns the number of keys to be taken; 0 after an overflow."""
         self._check_open()
         return self._table.touched_use(self._consumer)[0]
 
@@ -189,7 +189,7 @@ class TouchedKeys:
         if self._closed:
             raise StateError(
                 f"the consumer {self.name!r} of touched keys is closed; open it again with "
-                f"table.touched({self.name!r}): it then knows of changes from there on."
+                f"table.touched({self.name!r}): it then collects changes from that point on."
             )
 
 

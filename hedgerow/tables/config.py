@@ -121,7 +121,7 @@ class TableConfig(Record):
         checks.whole("TableConfig", "initial_capacity", self.initial_capacity)
         if self.initial_capacity >= 2**32:
             raise ConfigError(
-                f"TableConfig.initial_capacity is {self.initial_capacity}; below 2**32."
+                f"TableConfig.initial_capacity is {self.initial_capacity}; it must be below 2**32."
             )
         checks.switch("TableConfig", "serving", self.serving)
         checks.switch("TableConfig", "skip_zero_embedding", self.skip_zero_embedding)
@@ -252,8 +252,8 @@ class Table:
             )
         if self.segments and (self.init is not None or self.optimizer is not None):
             raise ConfigError(
-                f"Table({self.name!r}) has segments, and init or optimizer beside them; segments "
-                f"bring their own."
+                f"Table({self.name!r}) has segments, and also init or optimizer; give those to the "
+                f"segments."
             )
 
     def _check_first(self) -> None:

@@ -472,7 +472,7 @@ class DeviceTable:
             "clamped_ts": self._events.read("clamped_ts"),
         }
 
-    # ---- reads without waiting
+    # ---- reads that do not wait for the device
 
     @property
     def capacity_rows(self) -> int:
@@ -541,7 +541,7 @@ class DeviceTable:
             at_start()
         return self.feed.snapshot(self.max_ts())
 
-    # ---- all rows at once
+    # ---- staged tables and the slot key
 
     def beside(self, rows: int, *, slot_key: int | None = None) -> DeviceTable:
         """Returns an empty table with the same config, clock and filter.
@@ -595,12 +595,12 @@ class DeviceTable:
             return
         if self.size():
             raise StateError(
-                f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
-                f"set it before rows are there."
+                f"table {self.config.name!r} has rows, and its slot key cannot change; set it "
+                f"while the table is empty."
             )
         self.slots.place_by(slot_key)
 
-    # ---- for tiers, which move rows from one store to another
+    # ---- for tiers, which move rows between stores
 
     def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
         """Returns whole rows, on the device; absent ids give zeros. Waits for the device."""

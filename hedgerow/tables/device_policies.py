@@ -328,7 +328,9 @@ def filter_of(
 ) -> DeviceFilter | None:
     """Returns the filter of a table: `given`, or a new one if the admission rule counts ids."""
     if given is not None and not isinstance(given, DeviceFilter):
-        raise DtypeError(f"filter is {given!r}; pass a DeviceFilter, as another table's filter.")
+        raise DtypeError(
+            f"filter is {given!r}; pass a DeviceFilter, for example another table's filter."
+        )
     question = None if config.admit is None else config.admit.question()
     if given is not None or question is None or question.form != "count":
         return given
@@ -377,8 +379,8 @@ class DeviceFullPolicy:
             raise TableFullError(
                 f"{count} ids of a call found no room in table {self._name!r}: "
                 f"{self._slots.size()} of its {self._slots.capacity_rows} slots are taken, and "
-                f"from about 0.85 some ids meet full buckets. All other rows were written. Give "
-                f"the table more capacity_rows, or make it with full='grow' or 'evict'."
+                f"above about 85 % some ids find only full buckets. All other rows were written. "
+                f"Give the table more capacity_rows, or make it with full='grow' or 'evict'."
             )
 
     def give_way(

@@ -507,8 +507,8 @@ class DeviceTouched:
         if isinstance(taken, TouchedBatch) and taken.whole_table:
             if self.settings.overflow == "forget":
                 raise InputError(
-                    "a whole table given back to a consumer with overflow='forget', which never "
-                    "says so; give its ids back."
+                    "a whole table given back to a consumer with overflow='forget', which cannot "
+                    "record that; give ids back instead."
                 )
             self.mark_all()
         self.mark(ids, torch.ones_like(ids, dtype=torch.bool))
@@ -545,7 +545,7 @@ class DeviceTouched:
         if self._closed:
             raise StateError(
                 f"the consumer {self.name!r} of touched keys is closed; open it again with "
-                f"table.touched({self.name!r}): it then knows of changes from there on."
+                f"table.touched({self.name!r}): it then collects changes from that point on."
             )
 
 

@@ -119,9 +119,8 @@ class HostTable:
 
     def __reduce__(self) -> str:
         raise TypeError(
-            f"table {self.config.name!r} cannot be pickled or copied; "
-            f"hr.save keeps a model, model.state_dict() its rows, too; scan() and restore() move "
-            f"the rows of a table."
+            f"table {self.config.name!r} cannot be pickled or copied; use hr.save or "
+            f"model.state_dict() for a model, and scan() and restore() for the rows of a table."
         )
 
     @property
@@ -149,8 +148,8 @@ class HostTable:
         check_slot_key("HostTable", slot_key)
         if slot_key != self.slot_key and not self.core.native_table.place_by(slot_key):
             raise StateError(
-                f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
-                f"set it before rows are there."
+                f"table {self.config.name!r} has rows, and its slot key cannot change; set it "
+                f"while the table is empty."
             )
 
     @property
@@ -241,11 +240,13 @@ class HostTable:
     def scan_slice(self, cursor: int = 0, rows: int | None = None) -> tuple[Entries, int, bool]:
         """Returns one slice of a scan: its rows, the next cursor, and whether it is the last slice.
 
-        A cursor is a position in the order of all keys, not in memory. It is valid for any table
-        that has the same keys.
+        A cursor is a position in the order of hashed keys, not in memory, so it stays valid while
+        rows come and go. It is valid for another table only if both have the same slot key.
         """
         if type(cursor) is not int or not 0 <= cursor < 2**64:
-            raise InputError(f"cursor is {cursor!r}; use 0, or what the slice before gave.")
+            raise InputError(
+                f"cursor is {cursor!r}; use 0, or the cursor that the previous slice returned."
+            )
         entries, cursor, done, _ = self._slice(cursor, slice_rows(self.layout, rows))
         return entries, cursor, done
 
@@ -450,7 +451,7 @@ class HostTable:
         """
         return self.evictions.evict(now_s=now_s, capture=capture, rows=rows)
 
-    # ---- changes and all rows at once
+    # ---- change feeds, snapshots and staged tables
 
     def touched(
         self,
@@ -597,7 +598,7 @@ def read_several(
     states_at: int,
     times_at: int,
 ) -> list[int]:
-    """Reads whole rows of several tables between addresses; returns how many ids each table has.
+    """Reads whole rows of several tables between addresses; returns how many each table has.
 
     The ids are given table after table.
     """

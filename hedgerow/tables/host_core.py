@@ -74,14 +74,14 @@ class RowFile:
         folder = local_path(self.folder)
         if not folder.is_dir():
             raise FileMissingError(
-                f"rows_in names the folder {folder}, which is none; make it, or name another."
+                f"rows_in names {folder}, which is not a folder; make it, or name another."
             )
         try:
             with tempfile.TemporaryFile(dir=folder) as made:
                 fd = os.dup(made.fileno())
         except OSError as error:
             raise ConfigError(
-                f"no file for rows can be made in {folder}: {error}. Name a folder that this "
+                f"cannot make a file for rows in {folder}: {error}. Name a folder that this "
                 f"process may write to."
             ) from error
         return native.RowFile(fd, str(folder), self.resident_bytes)
@@ -181,7 +181,8 @@ class HostCore:
     def _admission(self, slot_key: int) -> native.Admission | None:
         if self.filter is not None and not isinstance(self.filter, SlidingFilter):
             raise DtypeError(
-                f"filter is {self.filter!r}; pass a SlidingFilter, as another table's filter."
+                f"filter is {self.filter!r}; pass a SlidingFilter, for example another table's "
+                f"filter."
             )
         admit, seed = self.config.admit, self.config.row_seed
         if admit is None:
@@ -245,8 +246,8 @@ class HostCore:
     ) -> None:
         """Writes the rows of the `n` ids at one address to another address.
 
-        It must have space for them. `reused` says whether the memory at `rows_at` was written
-        before. If `found_at` is given, the slots of the rows are written there.
+        The memory there must be large enough. `reused` says whether the memory at `rows_at` was
+        written before. If `found_at` is given, the slots of the rows are written there.
         """
         rule, at_step = self.reading(missing, step)
         self.native_table.lookup(ids_at, n, rule, at_step, rows_at, reused, found_at)

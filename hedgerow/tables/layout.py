@@ -139,8 +139,8 @@ class RowLayout:
         if not _all_fit(value, least):
             bad = ~value.isfinite() if least is None else ~(value.isfinite() & (value >= least))
             raise InputError(
-                f"{where} holds {value[bad][0].item()}, which no update leaves behind; "
-                f"the rows were damaged before they came here."
+                f"{where} holds {value[bad][0].item()}, which no update produces; the given rows "
+                f"are damaged."
             )
         value = value if per_value else value[:, None].contiguous()
         return value.view(torch.float32) if place.state.dtype == "int64" else value

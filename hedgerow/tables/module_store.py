@@ -240,7 +240,7 @@ class ModuleStore(Trainable, Protocol):
         """The tables or shards that this process holds; empty for tables on servers."""
         ...
 
-    # ---- a step
+    # ---- the calls of a step
 
     def bags_reader(self, bags: FeatureBags) -> BagsReader | None:
         """Returns what reads these bags pooled; None if the module must read their rows instead."""
@@ -283,7 +283,7 @@ class ModuleStore(Trainable, Protocol):
         """Announces keys of a later lookup for training. It changes no result."""
         ...
 
-    # ---- what it holds
+    # ---- size and statistics
 
     def size(self) -> int:
         """Returns the number of rows of all tables."""
@@ -301,7 +301,7 @@ class ModuleStore(Trainable, Protocol):
         """Returns the statistics of each table: of this process, or of all servers."""
         ...
 
-    # ---- changes of place
+    # ---- moves and copies of the module
 
     def configs_to_move(self, where: object) -> Mapping[str, TableConfig]:
         """Returns the tables' configs, to build them at `where`; raises if they cannot move."""
@@ -354,7 +354,9 @@ class DistributedStore:
     def configs_to_move(self, where: object) -> dict[str, TableConfig]:
         """Raises: the rows are spread already."""
         del where
-        raise StateError("the model is distributed already; bring it to a device before.")
+        raise StateError(
+            "the model is distributed already; move it to a device before you distribute it."
+        )
 
     def moves_to(self, device: torch.device) -> bool:
         """Returns False, or raises: the tables do not move."""

@@ -97,8 +97,8 @@ class DynamicWdAdagrad(MonolithAdagrad):
         super().__post_init__()
         if self.enable_dynamic_wd:
             raise NotSupportedError(
-                "dynamic_wd_adagrad.enable_dynamic_wd is True; Monolith has no code for it. "
-                "Set it to False: decouple_weight_decay chooses between the two decays there are."
+                "dynamic_wd_adagrad.enable_dynamic_wd is True; Monolith has no code for it. Set it "
+                "to False: decouple_weight_decay chooses between coupled and decoupled decay."
             )
         checks.switch(self.kind, "decouple_weight_decay", self.decouple_weight_decay)
         self._ignored("dynamic_wd_temperature", 1.0)

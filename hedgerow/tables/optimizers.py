@@ -88,10 +88,10 @@ def rate_at(rate: Rate, step: int) -> float:
 def check_rates(rates: Sequence[Rate], segments: int) -> tuple[Rate, ...]:
     """Returns one rate per segment; raises an error with both numbers if the count is wrong."""
     if isinstance(rates, str) or not isinstance(rates, Sequence):
-        raise ConfigError(f"rates is {rates!r}; give a list with one rate a segment, in order.")
+        raise ConfigError(f"rates is {rates!r}; give a list with one rate per segment, in order.")
     if len(rates) != segments:
         raise ConfigError(
-            f"{len(rates)} rates for {segments} segments; give one rate a segment, in order."
+            f"{len(rates)} rates for {segments} segments; give one rate per segment, in order."
         )
     for i, rate in enumerate(rates):
         check_rate("rates", str(i), rate)
@@ -326,7 +326,7 @@ class Adam(_TorchOptimizer):
         if self.weight_decay and not self._decoupled:
             raise ConfigError(
                 f"{owner}.dense is True with weight_decay {self.weight_decay}; a decay that is "
-                f"added to the gradient cannot be made up for. Use AdamW or weight_decay=0."
+                f"added to the gradient cannot be applied later. Use AdamW or weight_decay=0."
             )
         if self.betas[0] ** 2 >= self.betas[1]:
             raise ConfigError(

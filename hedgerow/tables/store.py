@@ -286,7 +286,7 @@ class Entries:
     """Whole rows: embeddings, named optimizer states per segment, and times of the last update.
 
     Absent ids have `found` False and zeros elsewhere. In tables with an `Lru` or `Lfu` rule,
-    `order` holds the position of each row in the eviction order; `restore` accepts it.
+    `order` holds the marks by which rows are ordered for eviction; `restore` accepts them.
     """
 
     ids: Int64[Tensor, "n"]

@@ -114,7 +114,7 @@ def test_what_will_not_do_is_refused(tmp_path: Path) -> None:
         hr.keep_on_disk(_Model(), HERE, memory="1MiB")
     with pytest.raises(ConfigError, match=r"memory is 97\.7 KiB, of which table 'user' gets"):
         _on_disk(_Model(), memory=100_000)
-    with pytest.raises(FileMissingError, match=r"names the folder .*absent, which is none"):
+    with pytest.raises(FileMissingError, match=r"rows_in names .*absent, which is not a folder"):
         hr.keep_on_disk(_Model(), tmp_path / "absent", memory="1MiB", rows={"user": 10_000})
     with pytest.raises(StateError, match="in two tiers already"):
         _on_disk(_on_disk(_Model()))

@@ -126,7 +126,7 @@ def test_metadata_that_no_load_takes_replaces_no_checkpoint(
 
     hr.save(model(), tmp_path / "a", step=1)
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
-    with pytest.raises(InputError, match="a key stands twice"):
+    with pytest.raises(InputError, match="a key occurs twice"):
         hr.save(model(), tmp_path / "a", step=2, metadata=metadata, overwrite=True)
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
     assert hr.load(model(), tmp_path / "a").step == 1

@@ -201,7 +201,7 @@ def test_a_manifest_that_no_load_takes_replaces_none(tmp_path: Path) -> None:
         mark, newest_s = told["mark"], told["newest_s"]
         written = orders.all("write", mark=mark, newest_s=newest_s)
         more = {"written": [*written, *written], "step": 2, "metadata": {}}
-        with pytest.raises(HedgerowError, match="a file stands twice"):
+        with pytest.raises(HedgerowError, match="a file occurs twice"):
             orders.one(0, "finish", mark=mark, **more)
         orders.all("close", mark=mark, abandon=True)
         manifest = read_manifest(tmp_path / "a")

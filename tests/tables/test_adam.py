@@ -171,7 +171,7 @@ def test_without_a_step_a_row_counts_its_own_updates() -> None:
 
 def test_dense_adam_cannot_do_without_a_step() -> None:
     table = make_table(optimizers.Adam(dense=True), dim=2)
-    with pytest.raises(InputError, match="learns by the step"):
+    with pytest.raises(InputError, match="learns according to the step"):
         table.apply_gradients(torch.tensor([1]), torch.ones(1, 2))
 
 

@@ -147,9 +147,9 @@ def test_tables_in_a_file_and_in_memory_do_not_exchange_rows() -> None:
 def test_folders_that_will_not_do_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for absent in (tmp_path / "absent", tmp_path / "file"):
-        with pytest.raises(FileMissingError, match="names the folder"):
+        with pytest.raises(FileMissingError, match="which is not a folder"):
             hr.HostTable(CONFIG, rows_in=hr.RowFile(absent, 2**20))
-    with pytest.raises(ConfigError, match="no file for rows can be made in /proc"):
+    with pytest.raises(ConfigError, match="cannot make a file for rows in /proc"):
         hr.HostTable(CONFIG, rows_in=hr.RowFile("/proc", 2**20))  # nobody may write there
     with pytest.raises(InputError, match="resident_bytes is -1"):
         hr.RowFile(tmp_path, -1)

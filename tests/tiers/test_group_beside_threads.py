@@ -204,7 +204,7 @@ def test_a_table_without_keys_needs_no_step(device: torch.device) -> None:
     ]
     assert repr(done[0]) == repr(done[1])
     keys = TableKeys(torch.tensor([1, 1], device=device), (0, 1, 2, 2))
-    with pytest.raises(InputError, match="table 'b' learns by the step, which was not given"):
+    with pytest.raises(InputError, match="step is missing: table 'b' learns according to the step"):
         pair.ours.apply_gradients(keys, torch.ones(8, device=device), rates=rates)
     pair.compare()
 

@@ -170,5 +170,5 @@ def test_a_file_that_cannot_grow_is_an_error_and_loses_nothing(mode: str) -> Non
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_folder_that_is_missing_is_named(mode: str, tmp_path: Path) -> None:
-    with pytest.raises(FileMissingError, match=r"names the folder .*absent, which is none"):
+    with pytest.raises(FileMissingError, match=r"rows_in names .*absent, which is not a folder"):
         in_file(mode, 10, 2**20, tmp_path / "absent")(WIDE)

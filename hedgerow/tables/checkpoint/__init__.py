@@ -1,3 +1,3 @@
-"""Checkpoints: a manifest and one Arrow file a table and shard, whole or not there."""
+"""Checkpoints: a manifest and one Arrow file per table and shard, complete or absent."""
 
 from __future__ import annotations

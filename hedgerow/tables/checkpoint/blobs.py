@@ -96,7 +96,7 @@ def filters_to_restore(
             if id(filter_) in found:
                 raise CheckpointError(
                     f"tables {', '.join(sharers)} share a filter now and did not when they were "
-                    f"saved; two sets of counts do not fit into one. Give each its own filter."
+                    f"saved; two sets of counts cannot be merged. Give each its own filter."
                 )
             if now == then:
                 found[id(filter_)] = filter_, state
@@ -104,7 +104,7 @@ def filters_to_restore(
                 raise CheckpointError(
                     f"the filter of tables {', '.join(sharers)} was saved with {then}, and is now "
                     f"{now}; make it with the same settings, or pass on_state_mismatch='reset' to "
-                    f"let it count afresh."
+                    f"start with empty counts."
                 )
     return list(found.values())
 
@@ -135,7 +135,7 @@ def _unpack_filter(name: str, data: bytes) -> tuple[FilterState, list[str], Blob
 def _check_numbers(*values: object) -> None:
     for value in values:
         if type(value) is not int or not 0 <= value < 2**64:
-            raise InputError(f"it holds {value!r} where a number from 0 to 2**64-1 belongs")
+            raise InputError(f"it holds {value!r} instead of a number from 0 to 2**64-1")
 
 
 def _arrays(meta: FilterMeta, data: bytes, start: int) -> list[Tensor]:

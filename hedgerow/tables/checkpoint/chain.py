@@ -213,7 +213,7 @@ class Chain:
         unique, counts = np.unique(together, return_counts=True)
         if len(unique) != len(together):
             raise CheckpointError(
-                f"{folder}: id {unique[counts > 1][0]} of table {table!r} stands there twice."
+                f"{folder}: id {unique[counts > 1][0]} of table {table!r} occurs twice."
             )
         return unique
 
@@ -236,7 +236,7 @@ def _read_increments(folder: Path, base: CheckpointManifest) -> tuple[Checkpoint
     named = sorted(path for path in folder.iterdir() if _NUMBER.match(path.name))
     for path in (folder, *named):
         if path.is_symlink() or not path.is_dir():
-            raise CheckpointError(f"{path} is no folder; an increment is one, and no link.")
+            raise CheckpointError(f"{path} is not a folder; an increment is a folder, not a link.")
     while named and not has_manifest(named[-1]):
         named.pop()
     found: list[CheckpointManifest] = []
@@ -244,11 +244,13 @@ def _read_increments(folder: Path, base: CheckpointManifest) -> tuple[Checkpoint
     for number, path in enumerate(named, start=1):
         if int(path.name) != number:
             raise CheckpointError(
-                f"{folder}: increment {number} is missing, {int(path.name)} is there. Restore it "
-                f"from a copy, or load with increments={number - 1}."
+                f"{folder}: increment {number} is missing, but increment {int(path.name)} exists. "
+                f"Restore it from a copy, or load with increments={number - 1}."
             )
         if not has_manifest(path):
-            raise CheckpointError(f"{path} is incomplete: it has no {MANIFEST}, later ones have.")
+            raise CheckpointError(
+                f"{path} is incomplete: it has no {MANIFEST}, but later increments have one."
+            )
         manifest = read_manifest(path)
         if any(manifest.checksum == earlier.checksum for earlier in found):
             raise CheckpointError(

@@ -304,8 +304,8 @@ def _check_kind(path: Path, status: os.stat_result) -> None:
     )
     kind = next((word for is_kind, word in kinds if is_kind(status.st_mode)), "a device")
     raise CheckpointError(
-        f"{path} is no plain file but {kind}; a checkpoint consists of plain files. Copy what it "
-        f"stands for into its place, if you trust that."
+        f"{path} is no plain file but {kind}; a checkpoint consists of plain files. If you trust "
+        f"what it refers to, put a copy of that in its place."
     )
 
 

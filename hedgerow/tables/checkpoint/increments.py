@@ -235,8 +235,8 @@ def router_of(chain: Chain, table: str) -> Router:
     found = newest.router_of(table)
     if found is None:
         raise CheckpointError(
-            f"{chain.folder}: table {table!r} was routed by {newest.dist_type_of(table)}, and the "
-            f"number of rows which that needs is not there; reshard it to another rule."
+            f"{chain.folder}: table {table!r} was routed by {newest.dist_type_of(table)}, and its "
+            f"manifest lacks the number of rows that this rule needs; reshard it to another rule."
         )
     return found
 

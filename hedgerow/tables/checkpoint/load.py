@@ -114,7 +114,7 @@ def _differing(
         if on_state_mismatch == "error":
             raise CheckpointError(
                 f"table {name!r}: segments[{i}].{field}: {before} in the checkpoint, {now} in the "
-                f"table; {fix}load with on_state_mismatch='reset' to start its states afresh."
+                f"table; {fix}load with on_state_mismatch='reset' to reset its states."
             )
         differing.append(i)
     return differing
@@ -337,8 +337,8 @@ def _fill(
         done = staged.restore(fit.entries(own))
         if done.refused or done.dropped:
             raise CheckpointError(
-                f"{part.path}: table {name!r} did not take {done.refused + done.dropped} "
-                f"rows; they hold values that no row may have."
+                f"{part.path}: table {name!r} did not take {done.refused + done.dropped} rows; "
+                f"they hold invalid values."
             )
         meter.add(len(rows), 0)
         return len(own), len(rows)
@@ -361,7 +361,7 @@ def _fill(
     if staged.size() != brought and not staged.config.skip_zero_embedding:
         raise CheckpointError(
             f"{chain.folder}: table {name!r} has {staged.size()} rows after {brought} were read; "
-            f"an id stands twice in the files."
+            f"an id occurs twice in the files."
         )
     in_manifest = chain.base.tables[name].rows if name in chain.base.tables else 0
     return brought, seen if chain.increments else in_manifest

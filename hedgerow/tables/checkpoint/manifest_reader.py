@@ -60,7 +60,9 @@ def has_manifest(folder: Path) -> bool:
 def parse_manifest(data: bytes, path: Path) -> CheckpointManifest:
     """Returns the manifest in `data`, which was read from `path`."""
     if len(data) > _LARGEST_BYTES:
-        raise CheckpointError(f"{path} has more than {_LARGEST_BYTES} bytes; no manifest has.")
+        raise CheckpointError(
+            f"{path} has more than {_LARGEST_BYTES} bytes; no manifest is that large."
+        )
     if not is_sealed(data):
         raise CheckpointError(
             f"{path} is damaged: its bytes do not have the checksum it ends with. Use an older "
@@ -85,12 +87,12 @@ def plain_json(data: bytes, where: object) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise ValueError(f"a key stands twice among {sorted(key for key, _ in pairs)}")
+        raise ValueError(f"a key occurs twice among {sorted(key for key, _ in pairs)}")
     return values
 
 
 def _constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 class _ManifestReader:
@@ -151,7 +153,7 @@ class _ManifestReader:
         kind = self.one_of("kind", doc["kind"], ["base", "increment"])
         number = self.count("number", doc["number"], 1 if kind == "increment" else 0)
         if kind == "base" and number:
-            self.fail("number", number, "a base has none")
+            self.fail("number", number, "a base has number 0")
         if kind == "increment" or doc["parent"] is not None:
             self.sha256("parent", doc["parent"])
         if not isinstance(doc["metadata"], dict):
@@ -241,7 +243,7 @@ class _ManifestReader:
         kind = segment["optimizer"]
         states = self.items(f"{at}.states", segment["states"], self.state)
         if len({state.name for state in states}) != len(states):
-            self.fail(f"{at}.states", [s.name for s in states], "a state stands twice")
+            self.fail(f"{at}.states", [s.name for s in states], "a state occurs twice")
         kind = None if kind is None else self.text(f"{at}.optimizer", kind)
         counted = segment.get("bias_correction", SegmentSchema.default_correction(kind))
         if counted is not None:
@@ -259,7 +261,7 @@ class _ManifestReader:
         )
 
     def file_name(self, at: str, value: object) -> str:
-        rule = "a file lies in the checkpoint's own folder, its name made of letters, digits, _ . -"
+        rule = "it must be a name in the checkpoint's own folder, made of letters, digits, _ . -"
         return self.matching(at, value, _FILE_NAME, rule)
 
     def file(self, at: str, value: object) -> FileEntry:
@@ -286,16 +288,16 @@ class _ManifestReader:
     def consistent(self, found: CheckpointManifest) -> None:
         """Raises if files, tables, shards and counts contradict each other."""
         if len(found.names()) != len(found.files) + len(found.blobs):
-            self.fail("files", sorted(found.names()), "a file stands twice")
+            self.fail("files", sorted(found.names()), "a file occurs twice")
         if MANIFEST in found.names():
-            self.fail("files", MANIFEST, "the manifest is none of its files")
+            self.fail("files", MANIFEST, "a manifest does not list itself")
         if len({blob.name for blob in found.blobs}) != len(found.blobs):
-            self.fail("blobs", [blob.name for blob in found.blobs], "a name stands twice")
+            self.fail("blobs", [blob.name for blob in found.blobs], "a name occurs twice")
         shards: dict[str, list[int]] = {name: [] for name in found.tables}
         sums = {(name, content): 0 for name in found.tables for content in ("rows", "deletions")}
         for i, file in enumerate(found.files):
             if file.table not in found.tables:
-                self.fail(f"files[{i}].table", file.table, "no such table stands in tables")
+                self.fail(f"files[{i}].table", file.table, "tables has no such table")
             if file.shard >= found.routing.shards:
                 rule = f"the router has {found.routing.shards} shards"
                 self.fail(f"files[{i}].shard", file.shard, rule)
@@ -318,7 +320,7 @@ class _ManifestReader:
     def complete(self, found: CheckpointManifest, name: str, shards: list[int]) -> None:
         """Raises unless a base has one file of rows per shard, or an increment at most one."""
         if len(set(shards)) != len(shards):
-            self.fail(f"files of table {name!r}", shards, "a shard stands twice")
+            self.fail(f"files of table {name!r}", shards, "a shard occurs twice")
         if found.kind == "base" and len(shards) != found.routing.shards:
             rule = f"every one of the {found.routing.shards} shards must have one"
             self.fail(f"shards of the files of table {name!r}", shards, rule)

@@ -148,16 +148,16 @@ class PackedRows:
         if not _is_bytes(packed):
             kind = f"{packed.dtype}, {tuple(packed.shape)}" if isinstance(packed, Tensor) else ""
             raise CheckpointError(
-                f"{where} of a state dict are one row of bytes; this is a "
+                f"{where} of a state dict are a one-dimensional tensor of bytes; this is a "
                 f"{type(packed).__name__} {kind}. Do not cast or average them."
             )
         data = packed.detach().cpu().contiguous().numpy()
         if len(data) < _START or data[: len(_MAGIC)].tobytes() != _MAGIC:
-            raise CheckpointError(f"{where} of a state dict begin with other bytes than rows do.")
+            raise CheckpointError(f"{where} of a state dict do not begin as packed rows do.")
         if data[len(_MAGIC) : _AFTER].tobytes() != hashlib.sha256(data[_AFTER:].data).digest():
             raise CheckpointError(
-                f"{where} of a state dict are damaged: their checksum differs. Averages and sums "
-                f"of state dicts hold no rows."
+                f"{where} of a state dict are damaged: their checksum differs. Do not average or "
+                f"add state dicts."
             )
         end = len(data) - int.from_bytes(data[_AFTER:_START].tobytes(), "little")
         head = plain_json(data[max(_START, end) :].tobytes(), where)
@@ -218,7 +218,9 @@ def _read(where: str, head: Any, payload: np.ndarray) -> PackedRows:
     def taken(size: Any) -> np.ndarray:
         nonlocal at
         if type(size) is not int or not 0 <= size <= len(payload) - at:
-            raise CheckpointError(f"{where} have {len(payload) - at} bytes where {size!r} belong.")
+            raise CheckpointError(
+                f"{where} have {len(payload) - at} bytes where {size!r} are needed."
+            )
         at += size
         return payload[at - size : at]
 
@@ -236,7 +238,9 @@ def _read(where: str, head: Any, payload: np.ndarray) -> PackedRows:
     if at != len(payload):
         raise CheckpointError(f"{where} have {len(payload) - at} bytes too many.")
     if not isinstance(head["about"], dict):
-        raise CheckpointError(f"{where} tell about themselves {head['about']!r}, no object.")
+        raise CheckpointError(
+            f"{where} are described by {head['about']!r}, which is not an object."
+        )
     return PackedRows(head["about"], tuple(parts), filters)
 
 
@@ -266,9 +270,9 @@ def _filled(table: LocalTable, part: _PackedTable, order: EvictionOrderState | N
         for rows in read_rows(pa.py_buffer(part.data), where, columns, part.rows):
             done = staged.restore(fit.entries(rows))
             if done.refused or done.dropped:
-                raise CheckpointError(f"{where} hold values that no row may have.")
+                raise CheckpointError(f"{where} hold invalid values.")
     except InputError as error:  # a time below 0, or a value that is not finite
         raise CheckpointError(f"{where}: {error}") from error
     if staged.size() != part.rows and not table.config.skip_zero_embedding:
-        raise CheckpointError(f"{where} have an id twice.")
+        raise CheckpointError(f"{where} contain an id twice.")
     return staged

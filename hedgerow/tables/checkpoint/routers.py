@@ -56,9 +56,9 @@ def check_same_shards(name: str, router: Router, shards: int, rank0_empty: bool)
     """Raises if the router does not have the shards of the checkpoint's files."""
     if (router.shards, router.rank0_empty) != (shards, rank0_empty):
         raise InputError(
-            f"the router of table {name!r} has {router.shards} shards (rank0_empty="
-            f"{router.rank0_empty}) beside {shards} (rank0_empty={rank0_empty}); all tables of a "
-            f"checkpoint lie on the same shards."
+            f"the router of table {name!r} has {router.shards} shards "
+            f"(rank0_empty={router.rank0_empty}), the checkpoint has {shards} "
+            f"(rank0_empty={rank0_empty}); all tables of a checkpoint have the same shards."
         )
 
 

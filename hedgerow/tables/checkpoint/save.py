@@ -483,7 +483,7 @@ def checked_header(
     for name, data in (blobs or {}).items():
         if not isinstance(name, str) or not name or not isinstance(data, bytes):
             raise DtypeError(
-                f"blobs[{name!r}] is a {type(data).__name__}; blobs are bytes by non-empty name."
+                f"blobs[{name!r}] is a {type(data).__name__}; blobs map non-empty names to bytes."
             )
         if is_filter_blob(name) or is_order_blob(name) or name == DENSE:
             raise InputError(

@@ -146,7 +146,7 @@ class Meter:
     def go_on(self) -> None:
         """Raises if the work was cancelled."""
         if self._cancelled.is_set():
-            raise SaveCancelledError("the save was cancelled; what was there before is untouched.")
+            raise SaveCancelledError("the save was cancelled; an earlier checkpoint is untouched.")
 
     def progress(self) -> CheckpointProgress:
         """Returns the progress so far."""

@@ -209,7 +209,7 @@ def _check_readable(folder: Path, data: bytes) -> None:
         parse_manifest(data, folder / MANIFEST)
     except CheckpointError as error:
         raise InputError(
-            f"what is to be saved makes a manifest that no load takes: {error}"
+            f"this save would write a manifest that no load accepts: {error}"
         ) from error
 
 
@@ -254,7 +254,7 @@ def disk_error(folder: Path, error: OSError, *, complete: bool, needed: int = 0)
     file = f" at {error.filename}" if error.filename else ""
     room = f"{room_left(folder, needed)} " if is_no_room(error) and needed and not complete else ""
     became = (
-        "It is complete, and may not outlast a loss of power; save again."
+        "It is complete, but may not survive a power failure; save again."
         if complete
         else "Its files were removed and an earlier checkpoint is untouched; make room, or "
         "save elsewhere."

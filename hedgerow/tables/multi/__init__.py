@@ -1,1 +1,1 @@
-"""Many tables of one process that act as one."""
+"""Several tables of one process as one store."""

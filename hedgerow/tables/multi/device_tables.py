@@ -34,10 +34,12 @@ _LEAST_ROWS = 1 << 16  # initial capacity of a table whose config gives none
 class DeviceTables(SeveralTables):
     """The `RowStore` of K tables on one device, in byte order of their names. Single-owner.
 
-    Keys, rows and gradients are on the device. A step does not wait for the device, with two
-    exceptions. A table that is `on_host` keeps its rows in host memory, so its ids and rows are
-    copied in each step. A table that is not in `capacity_rows` starts with the capacity of its
-    config and grows; from time to time it counts its rows, which waits.
+    Keys, rows and gradients are on the device. A step waits for the device only in these cases:
+
+    - A table that is `on_host` keeps its rows in host memory, so each step copies its ids and rows.
+    - A table that is not in `capacity_rows` starts with the capacity of its config and grows. From
+      time to time it counts its rows, which waits.
+    - With full="raise", every write waits.
 
     `capacity_rows` fixes the capacity of tables by name. `full` says what happens to ids that then
     find no slot; see `DeviceTable`.

@@ -143,9 +143,7 @@ def _content(value: object, without: tuple[str, ...] = ()) -> Any:
     if isinstance(value, numbers.Real):  # 1 and 1.0 are equal; so are numpy's
         number = float(value)
         return int(number) if number.is_integer() else number
-    raise ConfigError(
-        f"{value!r} has no content that could be compared or written; use a number or a schedule."
-    )
+    raise ConfigError(f"{value!r} cannot be compared or written; use a number or a schedule.")
 
 
 def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
@@ -268,8 +266,8 @@ def stays(here: torch.device, device: torch.device) -> bool:
     """Returns False: tables on `here` do not move. Raises if the module cannot leave `here`."""
     if here != CPU and device != here:
         raise StateError(
-            f"tables on {here} do not move to {device}: hr.save the model, and hr.load it into "
-            f"one that was made there."
+            f"tables on {here} do not move to {device}: hr.save the model, and hr.load it into a "
+            f"model that was made on that device."
         )
     return False
 
