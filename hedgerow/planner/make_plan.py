@@ -158,8 +158,8 @@ def doubts_of(
 
 
 def _advice(specs: Sequence[TableSpec], topology: Topology) -> list[str]:
-    """Returns advice for tables whose sampled keys favor another routing rule. It is never
-    applied."""
+    """Returns advice for tables whose sampled keys favor another routing rule. It is only
+    reported."""
     if topology.world == 1:
         return []
     found = [routing_advice(spec, topology.world) for spec in specs]

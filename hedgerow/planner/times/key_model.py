@@ -63,11 +63,14 @@ def zipf(rows: int, exponent: float = EXPONENT) -> KeyModel:
 
 @lru_cache(maxsize=_KEPT)
 def from_stats(stats: KeyStats, rows: int) -> KeyModel:
-    """Returns the model that fits a sample, for at least `rows` keys.
+    """Returns the model that fits a sample.
 
     Frequent keys have the share that they have in the sample. For all other keys, sampled or not, a
     single count says little. They share the remaining probability as a power of their rank. The
     exponent is chosen so that a sample of this size has as many distinct keys as were seen.
+
+    With rare keys in the sample, the model has `rows` keys, or all sampled keys if these are more.
+    Without them it has only the sampled keys.
     """
     if not isinstance(stats, KeyStats):
         raise ConfigError(f"stats is {stats!r}; give KeyStats, as `key_stats` makes them.")

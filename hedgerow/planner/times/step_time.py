@@ -256,8 +256,8 @@ def overlapped(near_ms: float, far_ms: float, overlap: float) -> float:
 N = TypeVar("N", float, NDArray[np.float64])
 """A value of one step, or a column of values of many steps."""
 SPARE, STEPS_SPARE, MOST_SPARE = 512, 4, 64
-"""Slots that a cache frees in advance, as fractions of its rows (1/SPARE to 1/MOST_SPARE) and in
-steps of misses."""
+"""How many slots a cache frees at once: twice 1/SPARE of its rows, or twice the misses of
+STEPS_SPARE steps if that is more, but at most twice 1/MOST_SPARE of its rows."""
 MOVE_STEPS, SOON_STEPS, MANY = 16, 2, 5
 """A hybrid searches for rows to promote every 16th step, or every 2nd if one id in 5 is on the
 host."""
