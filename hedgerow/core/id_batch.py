@@ -258,8 +258,9 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
     @staticmethod
     @outside_graphs
     def concat(batches: Sequence[IdBatch]) -> IdBatch:
-        """Returns one batch with the samples of all `batches`, in order. All need the same
-        features.
+        """Returns one batch with the samples of all `batches`, in order.
+
+        All need the same features.
 
         >>> one = IdBatch.from_lists({"user": [[1], []]})
         >>> IdBatch.concat([one, one]).feature("user").to_lists()
@@ -316,8 +317,10 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
 
     @outside_graphs
     def borders(self) -> list[int]:
-        """Returns the index of each feature's first value, then the end. Blocks if `cut` is
-        None."""
+        """Returns the index of each feature's first value, then the end.
+
+        Blocks if `cut` is None.
+        """
         if self.cut is not None:
             return list(self.cut.borders)
         every = torch.arange(len(self.names) + 1, device=self.offsets.device) * self.samples

@@ -403,8 +403,9 @@ def touch(
     mode: str = "assign",
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> None:
-    """Scores the rows in these slots for one more use. The slots must be distinct; -1 is not a
-    slot.
+    """Scores the rows in these slots for one more use.
+
+    The slots must be distinct; -1 is not a slot.
 
     With several tables, `splits` divides the slots by table.
     """

@@ -305,8 +305,10 @@ def take_out(
     changed: Bool[Tensor, "slots"],
     left: Int64[Tensor, "K"],
 ) -> None:
-    """Erases the chosen rows that were neither used nor changed since. `left` counts them per
-    table."""
+    """Erases the chosen rows that were neither used nor changed since.
+
+    `left` counts them per table.
+    """
     n = len(chosen.going)
     _take_out[blocks(n, 128)](
         *(chosen.going, chosen.starts, table.index, used, changed.view(torch.int8), left),
@@ -342,8 +344,10 @@ def mark(
     changed: Bool[Tensor, "slots"] | None,
     now: int,
 ) -> None:
-    """Sets `used` of these slots to `now`, and `changed` to True if given. Negative slots are
-    skipped."""
+    """Sets `used` of these slots to `now`, and `changed` to True if given.
+
+    Negative slots are skipped.
+    """
     n = len(slots)
     if n:
         flags = None if changed is None else changed.view(torch.int8)

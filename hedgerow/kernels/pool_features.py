@@ -168,8 +168,10 @@ def _pooled(
     MAXES: tl.constexpr,
     FIRSTS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Adds one more row to each vector that has one. Returns the vectors and the largest
-    occurrences."""
+    """Adds one more row to each vector that has one.
+
+    Returns the vectors and the largest occurrences.
+    """
     new = total + rows
     if FIRSTS:
         new = tl.where((pooling == _FIRST)[:, None], rows, new)

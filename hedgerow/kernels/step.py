@@ -368,8 +368,10 @@ def update(
     splits: Int64[Tensor, "K+1"] | None = None,
     at_step: int = NO_STEP,
 ) -> None:
-    """Performs `step` on ids whose occurrences are in runs. Rows with time `NEWBORN` are
-    initialized."""
+    """Performs `step` on ids whose occurrences are in runs.
+
+    Rows with time `NEWBORN` are initialized.
+    """
     n = ids.shape[0]
     sums, firsts = sum_long_runs(batch, grads)
     placed = torch.empty_like(ids) if len(parts) > 1 else None

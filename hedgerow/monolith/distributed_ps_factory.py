@@ -213,8 +213,9 @@ class _Shards:
         *,
         native: bool,
     ) -> _Shards:
-        """Builds the value from one filter and one client per shard. No clients or an empty list
-        means None.
+        """Builds the value from one filter and one client per shard.
+
+        No clients or an empty list means None.
 
         Without servers there may be any number of clients; only the first is used.
         """
@@ -234,8 +235,10 @@ class _Shards:
         return _Shards(num_ps, tuple(filters), tuple(clients), factory)
 
     def shared_configs(self, configs: Configs) -> Configs:
-        """Returns the configs that all shards share. If every shard has a filter, their own rules
-        are dropped."""
+        """Returns the configs that all shards share.
+
+        If every shard has a filter, their own rules are dropped.
+        """
         if all(isinstance(one, HashFilter) for one in self.filters):
             return filtered(configs, HashFilter())
         return configs

@@ -107,8 +107,10 @@ def reorder_by_indices(
 def fused_reorder_by_indices(
     inputs: Sequence[Int64[Tensor, "n"]], num_of_shards: int, dim_sizes: Sequence[int]
 ) -> Reordered:
-    """Calls `hedgerow.ops.reorder.fused_reorder_by_indices`. Shard 0 owns ids like all others
-    (D2)."""
+    """Calls `hedgerow.ops.reorder.fused_reorder_by_indices`.
+
+    Shard 0 owns ids like all others (D2).
+    """
     return reorder.fused_reorder_by_indices(inputs, num_of_shards, dim_sizes)
 
 

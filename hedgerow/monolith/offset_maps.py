@@ -74,8 +74,10 @@ def widths(dims: Sequence[int], row_splits: Tensor) -> list[int]:
 
 
 def total_values(row_splits: Tensor, dims: Sequence[int]) -> int:
-    """Returns the number of values of all rows, `dims[r]` per entry of row r. Blocks on a
-    device."""
+    """Returns the number of values of all rows, `dims[r]` per entry of row r.
+
+    Blocks on a device.
+    """
     lengths = row_splits.diff()
     return int((lengths * torch.tensor(dims, dtype=torch.int64, device=lengths.device)).sum())
 
@@ -138,8 +140,9 @@ class SharedBuffer:
         return tensor
 
     def overlaps(self, keys: Tensor, where: ValueOffset) -> bool:
-        """Returns whether a part may write what an earlier part wrote, or one key twice. Records
-        the keys.
+        """Returns whether a part may write what an earlier part wrote, or one key twice.
+
+        Records the keys.
 
         Known only on the CPU with a single map of offsets; otherwise returns True.
         """
@@ -290,8 +293,10 @@ def _flat(pos: Ragged, where: ValueOffset, dims: Sequence[int]) -> tuple[_Flat, 
 
 
 def _check(flat: _Flat, name: str, floats: Tensor, dims: list[int], validate: bool) -> _Flat:
-    """Raises unless all keys exist and all windows lie in `floats`. Returns the tensors,
-    contiguous."""
+    """Raises unless all keys exist and all windows lie in `floats`.
+
+    Returns the tensors, contiguous.
+    """
     keys, row_splits, offsets, inner = flat
     keys = arguments.typed("pos.values", keys, (torch.int64,), (None,))
     arguments.row_splits("pos.row_splits", row_splits, keys.shape[0], validate)

@@ -20,8 +20,10 @@ FIELDS = ("dim", "dtype", "optimizer", "counter_rows", "dist_type", "rows")
 
 
 class PlanMismatchError(ConfigError):
-    """Tables, machines or ranks differ from those of the plan. The message lists the
-    differences."""
+    """Tables, machines or ranks differ from those of the plan.
+
+    The message lists the differences.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,10 @@ def _check_room(plan: Plan, drifted: dict[str, tuple[int, int]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """A change of one table between two plans. `moved_bytes` are the bytes of rows that must
-    move."""
+    """A change of one table between two plans.
+
+    `moved_bytes` are the bytes of rows that must move.
+    """
 
     name: str
     before: str
@@ -304,8 +308,10 @@ def _choice(plan: Plan, name: str, label: str) -> WeighedOption | None:
 
 
 def shortages(plan: Plan, topology: Topology) -> list[str]:
-    """Returns what `topology` lacks for the plan. Empty if it suffices; the reserve may be used
-    up."""
+    """Returns what `topology` lacks for the plan.
+
+    Empty if it suffices; the reserve may be used up.
+    """
     wrong = []
     if topology.world != plan.topology.world:
         wrong.append(f"the plan is for {plan.topology.world} ranks, not {topology.world}")

@@ -307,8 +307,9 @@ class Plan:
         draw_plan(self, local_path(path))
 
     def check(self, tables: Sequence[TableSpec], *, accept_drift: bool = False) -> PlanCheck:
-        """Raises `PlanMismatchError` unless `tables` are those of the plan. The message names
-        differences.
+        """Raises `PlanMismatchError` unless `tables` are those of the plan.
+
+        The message names differences.
 
         With `accept_drift`, row counts may differ as long as the tables fit when the reserve is
         used up.

@@ -100,8 +100,10 @@ def decode_dumps(data: bytes) -> tuple[Dump, ...]:
 
 
 def _single(data: bytes) -> Dump:
-    """Returns the dump in a message. The last known member wins, as in protobuf; number 0 if none
-    is set."""
+    """Returns the dump in a message.
+
+    The last known member wins, as in protobuf; number 0 if none is set.
+    """
     dump = Dump(0, b"")
     reader = ProtobufReader(data)
     for number, wire_type in reader.fields():

@@ -325,8 +325,10 @@ def _who_takes_what(
 
 
 class _Source:
-    """A set of files and the tables for their rows. The files are read twice: to check and to
-    import."""
+    """A set of files and the tables for their rows.
+
+    The files are read twice: to check and to import.
+    """
 
     def __init__(
         self,

@@ -60,8 +60,10 @@ def file_name(table: str) -> str:
 
 
 def find_files(base: str | Path) -> FileSet:
-    """Returns the files of `base`. All n of n must exist, with a single n. Other files are
-    ignored."""
+    """Returns the files of `base`.
+
+    All n of n must exist, with a single n. Other files are ignored.
+    """
     base = Path(base)
     files = _whole_set(base)
     if not files:

@@ -110,8 +110,10 @@ def _start(
     environ: Changing,
     address_of: Callable[[str], str],
 ) -> Transport:
-    """Starts the transports. All libraries are looked up first, so a missing one leaves nothing
-    started."""
+    """Starts the transports.
+
+    All libraries are looked up first, so a missing one leaves nothing started.
+    """
     first = if_installed("byteps") if with_byteps else None
     if with_byteps and first is None:
         _log.warning("%s asks for BytePS, which is not installed", env.WITH_BYTEPS)

@@ -127,8 +127,10 @@ _log = logging.getLogger(__name__)
 
 
 class Transport(Protocol):
-    """Exchanges tensors between processes. All processes must make the same calls in the same
-    order."""
+    """Exchanges tensors between processes.
+
+    All processes must make the same calls in the same order.
+    """
 
     name: str
     timers: OpTimers

@@ -183,8 +183,9 @@ def nest_layout(
 def _flat(
     embeddings: Sequence[Tensor] | Tensor, cut: bool, index: tuple[Tensor, Tensor, Tensor]
 ) -> list[Tensor]:
-    """Returns every list of vectors as a flat tensor. Raises unless all are on the index tensors'
-    device.
+    """Returns every list of vectors as a flat tensor.
+
+    Raises unless all are on the index tensors' device.
 
     torch would pick one of several devices, and its errors are not ValueErrors.
     """

@@ -167,8 +167,10 @@ class PartitionedTables:
     def gradients(
         self, pulled: LookedUpBatch, layouts: Given, *, scale: float | None = None
     ) -> Float32[Tensor, "floats"]:
-        """Returns the gradients of the rows from those of layouts. Missing gradients count as
-        zeros."""
+        """Returns the gradients of the rows from those of layouts.
+
+        Missing gradients count as zeros.
+        """
         sharded = pulled.sharded
         (grads,) = fused_embedding_to_layout_grad(
             pulled.rows,

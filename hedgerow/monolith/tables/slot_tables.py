@@ -102,8 +102,10 @@ class SlotFront:
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """Performs one optimizer step per slot and distinct id. Slots without `rates` use their
-        own."""
+        """Performs one optimizer step per slot and distinct id.
+
+        Slots without `rates` use their own.
+        """
         return parts.apply_gradients(
             self._parts("grads", batch, rates, counts),
             step=step,
@@ -237,8 +239,9 @@ class ServesLookups(Protocol):
 
 
 class StoreFront:
-    """The slots of a `RowStore` whose tables are those of `config`. Each call makes one call of the
-    store.
+    """The slots of a `RowStore` whose tables are those of `config`.
+
+    Each call makes one call of the store.
 
     >>> from hedgerow.tables.config import Segment, TableConfig
     >>> from hedgerow.tables.initializers import Zeros
@@ -298,8 +301,10 @@ class StoreFront:
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """Performs one optimizer step per slot and distinct id. Slots without `rates` use their
-        own."""
+        """Performs one optimizer step per slot and distinct id.
+
+        Slots without `rates` use their own.
+        """
         keys, flat = self._batch("grads", batch)
         return self.store.apply_gradients(
             keys,
@@ -471,8 +476,10 @@ class SlotStores:
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """Performs one optimizer step per slot and distinct id. Slots without `rates` use their
-        own."""
+        """Performs one optimizer step per slot and distinct id.
+
+        Slots without `rates` use their own.
+        """
         checked = self._batch("grads", batch)
         own_rates = dict(slot_items("rates", {} if rates is None else rates))
         own_counts = dict(slot_items("counts", {} if counts is None else counts))

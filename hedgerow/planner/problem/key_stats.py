@@ -84,8 +84,10 @@ class KeyStats:
         return sorted(found.items(), reverse=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the statistics as a dict for JSON. Runs of equal counts in the head become one
-        pair."""
+        """Returns the statistics as a dict for JSON.
+
+        Runs of equal counts in the head become one pair.
+        """
         return {
             "sampled": self.sampled,
             "head": [list(pair) for pair in _runs(self.head)],
@@ -96,8 +98,10 @@ class KeyStats:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> KeyStats:
-        """Returns the statistics from their dict form. Raises for missing, unknown or invalid
-        fields."""
+        """Returns the statistics from their dict form.
+
+        Raises for missing, unknown or invalid fields.
+        """
         if not isinstance(values, Mapping) or not {"sampled", "head", "tail"} <= set(values):
             raise ConfigError(
                 f"{_short(values)} is not key statistics; it must be a dict with sampled, head and "

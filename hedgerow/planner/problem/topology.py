@@ -97,8 +97,10 @@ class Topology:
             )
 
     def _spread(self, name: str, count: int) -> None:
-        """Turns a list into a tuple after checking that it has `count` sizes. A single number stays
-        one."""
+        """Turns a list into a tuple after checking that it has `count` sizes.
+
+        A single number stays one.
+        """
         value = getattr(self, name)
         many = not isinstance(value, int)
         values = tuple(value) if many else (value,)

@@ -93,8 +93,9 @@ def exact(value: float) -> Fraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Bytes of one rank: `hbm` of its device, `ddr` of host memory. The other sizes are parts of
-    them.
+    """Bytes of one rank: `hbm` of its device, `ddr` of host memory.
+
+    The other sizes are parts of them.
 
     `metadata` is everything besides the values, `counter` the counts of admission, `io` the buffers
     of a step.

@@ -15,8 +15,9 @@ _MOST_CELLS = 2**20
 
 
 class PairIndex:
-    """An index of choices by their two sizes. Each query window meets at most two cells of HBM
-    sizes.
+    """An index of choices by their two sizes.
+
+    Each query window meets at most two cells of HBM sizes.
 
     >>> spare = np.array([3]), np.array([9])
     >>> index = PairIndex(np.array([1, 5, 9]), np.array([4, 4, 4]), spare)

@@ -140,8 +140,10 @@ class _Asked:
         self._each = np.where(self._whole, 0, problem.cost // ranks.count)
 
     def possible(self, busiest: int) -> list[Options]:
-        """Returns rounded choices whose busiest rank may be at most `busiest`. Empty if it is
-        impossible."""
+        """Returns rounded choices whose busiest rank may be at most `busiest`.
+
+        Empty if it is impossible.
+        """
         found, edges = [], np.linspace(busiest, 0, _STEPS + 1).astype(np.int64)
         for longest, shortest in itertools.pairwise(edges):
             there = self._problem.there & (~self._whole | (self._problem.cost <= longest))

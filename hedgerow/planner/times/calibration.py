@@ -318,8 +318,10 @@ class Calibration:
 
 
 def _point(values: Mapping[str, Any]) -> Point:
-    """Returns a point from its dict form. Also reads the older form with a share and hottest
-    rows."""
+    """Returns a point from its dict form.
+
+    Also reads the older form with a share and hottest rows.
+    """
     known, seen = dict(values), dict(values.get("seen", {}))
     factor, hottest = known.pop("factor", 0.0), known.pop("hottest", 0.0)
     if hottest > factor:

@@ -317,8 +317,9 @@ def moves(
     fast_rows: float,
     moved: float | None = None,
 ) -> float:
-    """Returns how often per step rows move. `missed` is the number of keys on the host, of all
-    tables.
+    """Returns how often per step rows move.
+
+    `missed` is the number of keys on the host, of all tables.
 
     A hybrid moves rows of each table separately; caches do so together. A cache of unknown size
     (infinitely many rows) moves none. Each search of a hybrid moves rows, unless `moved` gives the
@@ -365,8 +366,10 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[N]):
-    """The work of a step. `read` and `write` are bytes per key, `id_bytes` bytes of an id's
-    vector."""
+    """The work of a step.
+
+    `read` and `write` are bytes per key, `id_bytes` bytes of an id's vector.
+    """
 
     keys: N  # distinct keys of all tables
     ids: N  # with repetitions

@@ -210,8 +210,10 @@ def _lookup_ms(
 def _exchange_ms(
     spec: TableSpec, topology: Topology, calibration: Calibration, sent_keys: float
 ) -> float:
-    """Returns the exchange time. Keys are sent, rows returned, gradients sent; each key travels
-    once."""
+    """Returns the exchange time.
+
+    Keys are sent, rows returned, gradients sent; each key travels once.
+    """
     costs, links = calibration.parameters, topology.links
     world, local = topology.world, min(topology.world, topology.ranks_per_machine)
     per_rank = sent_keys / world * (_KEY_BYTES + 2 * spec.dim * spec.element_bytes)
