@@ -110,8 +110,7 @@ def _candidates_of(
     MODE: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Returns, per bucket, the smallest worth of a row that may leave with its lane, and its score
-    word."""
+    """Returns, per bucket, the smallest worth of a removable row with its lane, and its word."""
     index, pins = table
     lanes = tl.arange(0, LANES)[None, :]
     line = bucket[:, None] * (LINES * LANES) + (LINES - 1) * LANES + lanes

@@ -1,5 +1,4 @@
-"""First values of new rows: Philox draws keyed by (seed, id, column), equal to those of the C++
-core."""
+"""First values of new rows: Philox draws by (seed, id, column), equal to those of the C++ core."""
 
 from __future__ import annotations
 

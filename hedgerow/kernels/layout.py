@@ -156,8 +156,7 @@ class Arrays:
     def make_several(
         buckets: Sequence[int], dim: int, device: torch.device, states: int = 0
     ) -> Arrays:
-        """Returns empty tables with these bucket counts, for kernels that serve all of them at
-        once.
+        """Returns empty tables with these bucket counts, for kernels that serve all at once.
 
         Each table has its own two slots for special ids. Kernels take `splits`, which divide the
         keys of a batch by table.

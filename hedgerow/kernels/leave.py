@@ -57,8 +57,7 @@ def oldest(
 
 @jit
 def _places(chosen: tl.tensor, counter: tl.tensor, SLOTS: tl.constexpr) -> tl.tensor:
-    """Returns consecutive numbers for the chosen elements, from a counter that all programs
-    share."""
+    """Returns consecutive numbers for the chosen elements, from a shared counter."""
     flat = tl.reshape(chosen.to(tl.int64), (SLOTS,))
     first = tl.atomic_add(counter, tl.sum(flat, axis=0), sem="relaxed")
     return tl.reshape(first + tl.cumsum(flat, axis=0) - flat, chosen.shape)

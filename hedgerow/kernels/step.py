@@ -171,8 +171,7 @@ def _looked_at(
     COLUMNS: tl.constexpr,
     ALL_COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns sums of runs, slots of rows that will change (-1 for others), which are new, sources,
-    rows.
+    """Returns sums of runs, slots that will change (-1 for others), which are new, sources, rows.
 
     Rows and times are read before the sums, which are loops, so that all of these reads are in
     flight together. New rows are still undefined. The kernel of the first segment determines the

@@ -115,8 +115,7 @@ def _entries(
     row: tl.tensor,
     position: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns, for each row, its first id, the end, and all ids of its entry, and whether rows
-    share it."""
+    """Returns each row's first id, end and id count, and whether the rows share one entry."""
     request = numbers + tl.program_id(2) * REQUEST
     words = nfl + tl.load(request) + tl.load(task)
     entries, rows = tl.load(request + 2), tl.load(request + 6)

@@ -1,5 +1,4 @@
-"""Monolith's `distributed_ps_factory`: six functions that build tables, with its names and
-arguments.
+"""Monolith's `distributed_ps_factory`: six functions that build tables, with its arguments.
 
 `hedgerow.monolith.tables.assemble` builds the tables. `cluster` sets the servers and ranks. Table
 classes are exported under Monolith's names.

@@ -206,8 +206,7 @@ def reduce_sqrtn(
     id_length: Int64[Tensor, "any"] | int,
     name: str | None = None,
 ) -> Float[Tensor, "rows dim"]:
-    """Calls `hedgerow.ops.reduce.reduce_sqrtn`, which computes a norm per column despite its
-    name."""
+    """Calls `hedgerow.ops.reduce.reduce_sqrtn`: a norm per column, despite its name."""
     return reduce.reduce_sqrtn(id_indices, id_values, id_length)
 
 

@@ -217,8 +217,7 @@ def fill_with_offset_map_gradient(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "floats"]:
-    """Returns the gradient of a part's `value`: for each vector, the sum over all positions of its
-    key.
+    """Returns the gradient of a part's `value`: per vector, the sum over all positions of its key.
 
     >>> where = ValueOffset(torch.tensor([0, 4, 2]), torch.tensor([0, 2]), torch.tensor([0, 2, 3]))
     >>> grad = torch.tensor([1.0, 2.0, 0.0, 0.0, 10.0, 20.0])
@@ -518,8 +517,7 @@ class UniqueKeys(NamedTuple):
 def unique_key_with_value_and_offset(
     key: Ragged, dims: Sequence[int], generate_buffer: bool = True, *, validate: bool = False
 ) -> UniqueKeys:
-    """Returns the distinct keys of each row in first-seen order, and the offsets of all keys'
-    vectors.
+    """Returns each row's distinct keys in first-seen order, and the offsets of all keys' vectors.
 
     The vectors are contiguous in the order of the keys; a vector of row r has `dims[r]` values.
     Equal keys in two rows count as two keys. The buffer holds zeros.

@@ -129,8 +129,7 @@ def in_range(name: str, values: Tensor, limit: int, validate: bool = False) -> N
 def row_splits(
     name: str, splits: Int64[Tensor, "rows+1"], values: int, validate: bool = False
 ) -> None:
-    """Raises unless `splits` divides `values` values into rows: from 0, never falling, to the
-    end."""
+    """Raises unless `splits` runs from 0 to `values` and never falls."""
     typed(name, splits, (torch.int64,), (None,))
     if splits.shape[0] == 0 or looks_inside(splits, validate):
         check_splits(name, splits, values)

@@ -68,8 +68,7 @@ def ragged_split_by_indices(
 
 @dataclass(frozen=True)
 class _Plan:
-    """The result of the counting pass: the size of each split, and arguments for the copy
-    passes."""
+    """The result of the counting pass: the size of each split, and arguments of the copy passes."""
 
     sizes: list[int]
     native: tuple[int, int, int, int, int]  # arguments shared by all passes

@@ -1,5 +1,4 @@
-"""The planner: chooses exactly which tables live in HBM, in host memory or in both, and explains
-it.
+"""The planner: chooses exactly which tables live in HBM, in host memory or in both.
 
 Users import it as `hr.planner`. Loading a plan does not need scipy. Planning uses scipy if it is
 installed.

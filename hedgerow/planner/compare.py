@@ -178,8 +178,7 @@ def _place(plan: Plan, table: Placed) -> str:
 
 
 def _moved(old: Plan, before: Placed, new: Plan, after: Placed) -> int:
-    """Returns the bytes of rows that change their owner, and of other rows that enter or leave
-    HBM."""
+    """Returns the bytes of rows that change owner, and of other rows that enter or leave HBM."""
     total = _rows(old, before) * before.row_bytes
     kept = _kept_by_owner(old, before, new, after)
     return int(total * (1 - kept)) + int(total * kept * _crossing(before, after))
@@ -274,8 +273,7 @@ def keep_plan(old: Plan, new: Plan, *, threshold: float = THRESHOLD) -> Kept:
 
 
 def _repriced(old: Plan, new: Plan) -> Plan | str:
-    """Returns the old choices with present bytes and times, or a text that says why they are
-    impossible."""
+    """Returns the old choices with present bytes and times, or why they are impossible."""
     if set(old.names) != set(new.names):
         return "the tables are others"
     if old.topology.world != new.topology.world:

@@ -1,5 +1,4 @@
-"""Makes a plan: evaluates every option of every table, then chooses exactly or reports what is
-missing."""
+"""Makes a plan: evaluates every option of every table, then chooses exactly or raises."""
 
 from __future__ import annotations
 

@@ -191,8 +191,7 @@ class Solved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usable:
-    """Memory available to tables: of the smallest device, and of the machine with least per
-    rank."""
+    """Memory available to tables, of the smallest device and of the tightest machine."""
 
     hbm_per_device: int
     ddr_per_machine: int
@@ -282,8 +281,7 @@ class Plan:
         return plan_dict(self)
 
     def table(self) -> str:
-        """Returns the report as text: one line per table, memory prices, and plans for other memory
-        sizes."""
+        """Returns the report as text: a line per table, memory prices, and other memory sizes."""
         from .report import report_text
 
         return report_text(self)

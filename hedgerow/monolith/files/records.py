@@ -89,8 +89,7 @@ def find_bases(folder: Path) -> list[Path]:
 
 
 def first_base(folder: str | Path, names: Sequence[str]) -> Path:
-    """Returns the first of a table's names that has files: its shared name, then its older
-    names."""
+    """Returns the first of a table's names that has files: its shared name, then older ones."""
     if not names:
         raise InputError("names is empty; give the table's shared name, then its other names.")
     folder = Path(folder)

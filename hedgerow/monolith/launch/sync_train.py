@@ -178,8 +178,7 @@ class BroadcastHook:
 
     @torch.no_grad()
     def on_start(self, model: nn.Module, optimizer: Any, step: int) -> None:
-        """Broadcasts one flat bucket per dtype and device, so that small tensors share a
-        message."""
+        """Broadcasts one flat bucket per dtype and device, so small tensors share a message."""
         tensors = [*model.parameters(), *model.buffers()]
         kinds = dict.fromkeys((t.dtype, t.device) for t in tensors)
         for kind in kinds:

@@ -405,8 +405,7 @@ def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
 
 
 def _twice_backward(ctx: Any, lists: list[Tensor | None]) -> tuple[Any, ...]:
-    """Computes the gradient of the gradient, which is linear: the op on the lists' incoming
-    gradients."""
+    """Computes the gradient of the gradient, which is linear: the op on incoming gradients."""
     whole = _whole(ctx, lists, [(size,) for size in ctx.sizes])
     grads = scaled(embedding_to_layout(whole, *_given(ctx)), ctx.scale)
     return (grads, *[None] * 11)

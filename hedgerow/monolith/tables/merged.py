@@ -352,8 +352,7 @@ class MergedMultiTypeTable:
 def merge_slots(
     config: MultiConfig, names_of: NamesOf | None = None
 ) -> tuple[tuple[MergedSlots, ...], dict[str, TableConfig]]:
-    """Returns the groups of slots of equal config, and the config of each group's table by its
-    name."""
+    """Returns the groups of slots of equal config, and each group's config by table name."""
     members: dict[str, list[str]] = {}
     shared: dict[str, TableConfig] = {}
     names = group_names(config.configs)

@@ -267,8 +267,7 @@ class PartitionedTables:
 def by_list(
     sharded: ShardedFids, flat: Float32[Tensor, "floats"]
 ) -> list[Float32[Tensor, "values"]]:
-    """Returns a flat tensor by shard, then table, as a list by table, then shard, without
-    copies."""
+    """Returns a flat tensor by shard, then table, as a list by table, then shard; no copies."""
     lengths = sharded.emb_lengths.tolist()
     shards = len(sharded.shard_row_lengths)
     tables = len(lengths) // shards

@@ -444,8 +444,7 @@ class SlotStores:
     def serving_lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """Performs `lookup` in the stores that `serving` returns, which have a separate
-        deadline."""
+        """Performs `lookup` in the stores that `serving` returns, with their own deadline."""
         if self._serving is None:
             configs = dict(zip(self.config.names, self.config.configs, strict=True))
             stores = self.stores if self._connect is None else self._connect()

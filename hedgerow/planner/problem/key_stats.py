@@ -22,8 +22,7 @@ _FIELDS = ("sampled", "head", "tail", "drift", "keys")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStats:
-    """Counts of sampled ids: exact for the most frequent keys, a histogram of counts for all
-    others.
+    """Counts of sampled ids: exact for the most frequent keys, a histogram for all others.
 
     `drift` is the share of frequent keys in the later half of the sample that are absent in the
     earlier half. `keys` are the first sampled ids in order, from which routing advice is computed.
@@ -68,8 +67,7 @@ class KeyStats:
 
     @property
     def unseen_mass(self) -> float:
-        """The Good-Turing estimate that the next id is new: the share of ids that were seen
-        once."""
+        """The Good-Turing estimate that the next id is new: the share of ids seen once."""
         return dict(self.counts()).get(1, 0) / self.sampled
 
     def counts(self) -> list[tuple[int, int]]:

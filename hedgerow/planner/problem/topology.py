@@ -165,8 +165,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Memory that a plan leaves free: fractions of each device's HBM and each machine's host
-    memory.
+    """Memory that a plan leaves free: fractions of each device's HBM and machine's host memory.
 
     Fixed bytes are subtracted after the fractions, for example for dense parameters and input
     batches.

@@ -221,8 +221,7 @@ def _last(node: Core, relaxation: Relaxation, limit: int) -> set[int]:
 
 
 def _children(node: Core, relaxation: Relaxation, kept: Bools) -> Iterator[Core]:
-    """Yields two halves of the node: the options of the most split table, divided by their
-    memory."""
+    """Yields two halves of the node: the most split table's options, divided by memory."""
     problem = node.problem
     rows = np.arange(problem.tables)
     spreads = []

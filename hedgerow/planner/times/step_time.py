@@ -243,8 +243,7 @@ class TimeParameters:
 
 
 def overlapped(near_ms: float, far_ms: float, overlap: float) -> float:
-    """Returns the time of two tiers: their sum at overlap 1, almost the larger one at a large
-    overlap.
+    """Returns the time of two tiers: their sum at overlap 1, almost the larger one at a large one.
 
     >>> overlapped(3.0, 4.0, 1), overlapped(3.0, 4.0, 2), round(overlapped(3.0, 4.0, 64.0), 6)
     (7.0, 5.0, 4.0)
@@ -449,8 +448,7 @@ FEW_IDS = 8192
 
 
 class HostIds(NamedTuple):
-    """The ids of a step whose vectors the host handles, those that a single thread handles, and how
-    often all threads must be woken up."""
+    """The ids of a step whose vectors the host handles, and how threads share them."""
 
     handled: float
     alone: float
