@@ -1,4 +1,3 @@
-"""Modules that every folder may import: errors, checks, ids, hashing, clock, units, counters,
-files."""
+"""Modules that all folders may import: errors, checks, ids, hashes, clock, units, counters."""
 
 from __future__ import annotations

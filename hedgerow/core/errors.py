@@ -1,5 +1,7 @@
-"""The exceptions that users see. Each derives from `HedgerowError` and a fitting built-in
-exception."""
+"""The exceptions that users see.
+
+Each derives from `HedgerowError` and a fitting built-in exception.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ class DtypeError(InputError, TypeError):
 
 
 class NotFiniteError(InputError):
-    """A value is NaN or infinite, and the table's policy rejects such values. Nothing was
-    changed."""
+    """A value is NaN or infinite, and the table's policy rejects such values.
+
+    Nothing was changed.
+    """
 
 
 class NameTakenError(HedgerowError, ValueError):
@@ -105,8 +109,10 @@ class JobFailedError(HedgerowError, RuntimeError):
 
 
 class FileDamagedError(HedgerowError, ValueError):
-    """A file is truncated, corrupted, or belongs to an incomplete set. The message names the
-    file."""
+    """A file is truncated, corrupted, or belongs to an incomplete set.
+
+    The message names the file.
+    """
 
 
 class LaunchError(HedgerowError, RuntimeError):

@@ -180,8 +180,7 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
         return IdBatch.from_dict({n: ragged_of_column(n, table.column(n)) for n in names})
 
     def source(self) -> IdBatch:
-        """Returns the batch that holds these features: this one, or the full batch of a
-        `Selection`."""
+        """Returns the batch with these features: this one, or the full batch of a `Selection`."""
         return self
 
     @property
@@ -205,8 +204,7 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
 
     @outside_graphs
     def weights_of(self, name: str) -> Float32[Tensor, "n"] | None:
-        """Returns the weights of one feature without copying them, or None if the batch has
-        none."""
+        """Returns the weights of one feature, not copied, or None if the batch has none."""
         if self.weights is None:
             return None
         number, borders = self._number(name), self.borders()
@@ -258,8 +256,9 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
     @staticmethod
     @outside_graphs
     def concat(batches: Sequence[IdBatch]) -> IdBatch:
-        """Returns one batch with the samples of all `batches`, in order. All need the same
-        features.
+        """Returns one batch with the samples of all `batches`, in order.
+
+        All need the same features.
 
         >>> one = IdBatch.from_lists({"user": [[1], []]})
         >>> IdBatch.concat([one, one]).feature("user").to_lists()
@@ -316,8 +315,10 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
 
     @outside_graphs
     def borders(self) -> list[int]:
-        """Returns the index of each feature's first value, then the end. Blocks if `cut` is
-        None."""
+        """Returns the index of each feature's first value, then the end.
+
+        Blocks if `cut` is None.
+        """
         if self.cut is not None:
             return list(self.cut.borders)
         every = torch.arange(len(self.names) + 1, device=self.offsets.device) * self.samples

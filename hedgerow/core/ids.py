@@ -177,8 +177,9 @@ string with hr.id64.
         return taken.masked_fill(~there.view(*there.shape, *[1] * (values.dim() - 1)), padding)
 
     def to_nested(self) -> Tensor:
-        """Returns the rows as a jagged nested tensor that shares `values`. Gradients flow to
-        `values`.
+        """Returns the rows as a jagged nested tensor that shares `values`.
+
+        Gradients flow to `values`.
 
         >>> nested = Ragged.from_lists([[7, 8], [], [9]]).to_nested()
         >>> [row.tolist() for row in nested.unbind()]
@@ -242,8 +243,10 @@ def narrowest(many: int) -> torch.dtype:
 
 
 def _flat(lists: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
-    """Returns the values of all rows as one tensor. Raises for the first row that `dtype` cannot
-    hold."""
+    """Returns the values of all rows as one tensor.
+
+    Raises for the first row that `dtype` cannot hold.
+    """
     flat = [value for row in lists for value in row]
     # torch would truncate floats to integers and split a bytes object into its bytes.
     cut = (bytes,) if dtype.is_floating_point or dtype.is_complex else (bytes, float)

@@ -123,8 +123,7 @@ launcher = Launcher()
 
 
 def job_rank() -> JobRank:
-    """Returns the rank of this process from torch's process group, or from the launcher without
-    one.
+    """Returns this process's rank from torch's process group, or else from the launcher.
 
     >>> job_rank()
     JobRank(rank=0, count=1)

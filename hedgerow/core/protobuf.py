@@ -35,8 +35,10 @@ class ProtobufReader:
         self._at = 0
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """Yields the number and wire type of each field. The caller must then read or skip its
-        value."""
+        """Yields the number and wire type of each field.
+
+        The caller must then read or skip its value.
+        """
         while self._at < self._end:
             start = self._at
             tag = self.varint()

@@ -56,8 +56,10 @@ class Record:
 
     @classmethod
     def from_dict(cls: type[R], values: Mapping[str, Any]) -> R:
-        """Returns the object that `to_dict` was called on. Raises for unknown kinds and
-        settings."""
+        """Returns the object that `to_dict` was called on.
+
+        Raises for unknown kinds and settings.
+        """
         if not isinstance(values, Mapping) or "kind" not in values:
             raise ConfigError(
                 f"{values!r} is not a configuration; it must be a dict with a 'kind'."

@@ -44,8 +44,7 @@ class Recycler:
         self._free: deque[_Block] = deque()
 
     def take(self, floats: int) -> tuple[Tensor, bool]:
-        """Returns an uninitialized tensor of `floats` values, and whether its memory was used
-        before.
+        """Returns an uninitialized tensor of `floats` values, and whether its memory is reused.
 
         The tensor is in host memory, whatever torch's default device is.
         """

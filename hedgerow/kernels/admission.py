@@ -83,8 +83,7 @@ def _place(
     turn: tl.tensor,
     kept: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns the cell of each id or a free cell, -1 if none; its content; and whether it is the
-    id's."""
+    """Returns each id's cell or a free one (-1: none), its content, and whether it is the id's."""
     lanes = tl.arange(0, LANES)[None, :]
     one = tl.load(cells + first[:, None] * LANES + lanes, mask=todo[:, None], volatile=True)
     two = tl.load(cells + second[:, None] * LANES + lanes, mask=todo[:, None], volatile=True)

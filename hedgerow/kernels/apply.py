@@ -59,8 +59,10 @@ def _known(
 
 @jit
 def _leave(left: tl.tensor, i: tl.tensor, leaves: tl.tensor) -> None:
-    """Appends positions to the list for the next pass. The first entry is the length of the
-    list."""
+    """Appends positions to the list for the next pass.
+
+    The first entry is the length of the list.
+    """
     count = tl.sum(leaves.to(tl.int64), axis=0)
     if count > 0:
         begin = tl.atomic_add(left, count, sem="relaxed")

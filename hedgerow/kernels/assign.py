@@ -27,8 +27,7 @@ def _winner(
     n: tl.tensor,
     live: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Returns the source of the last usable row of each group (-1 if none), and the number of
-    unusable rows."""
+    """Returns each group's last usable source (-1 if none), and its number of unusable rows."""
     good = tl.load(usable + source, mask=head, other=0).to(tl.int1)
     winner = tl.where(head & good, source, -1)
     bad = (head & ~good).to(tl.int64)
@@ -144,8 +143,7 @@ def _added(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns `total` plus the usable rows of each group, and the numbers of usable and unusable
-    rows."""
+    """Returns `total` plus the usable rows of each group, and the usable and unusable counts."""
     ids, order, rows, usable = batch
     column = tl.arange(0, COLUMNS)[None, :]
     good = tl.load(usable + source, mask=head, other=0).to(tl.int1)

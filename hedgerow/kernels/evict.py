@@ -110,8 +110,7 @@ def _candidates_of(
     MODE: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Returns, per bucket, the smallest worth of a row that may leave with its lane, and its score
-    word."""
+    """Returns, per bucket, the smallest worth of a removable row with its lane, and its word."""
     index, pins = table
     lanes = tl.arange(0, LANES)[None, :]
     line = bucket[:, None] * (LINES * LANES) + (LINES - 1) * LANES + lanes
@@ -403,8 +402,9 @@ def touch(
     mode: str = "assign",
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> None:
-    """Scores the rows in these slots for one more use. The slots must be distinct; -1 is not a
-    slot.
+    """Scores the rows in these slots for one more use.
+
+    The slots must be distinct; -1 is not a slot.
 
     With several tables, `splits` divides the slots by table.
     """

@@ -50,8 +50,7 @@ def span_of(
     K: tl.constexpr,
     ROOM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns the first bucket and the number of buckets of each key's table, and whether it
-    counts."""
+    """Returns first bucket and bucket count of each key's table, and whether the key counts."""
     spans, splits = tables
     if spans is None:
         return buckets.to(tl.int64) * 0, buckets.to(tl.int64), i < live_count(used, n)
@@ -174,8 +173,7 @@ def _hit(line: tl.tensor, ids: tl.tensor) -> tl.tensor:
 
 @jit
 def _first_free(line: tl.tensor, SECOND: tl.constexpr) -> tl.tensor:
-    """Returns twice the rank of the first free lane, plus 1 if it was erased; NOWHERE if none is
-    free."""
+    """Returns twice the rank of the first free lane, plus 1 if it was erased, or NOWHERE."""
     lanes = tl.arange(0, LANES)
     home = lanes + SECOND * HOME_LANES
     beyond = HOME_LANES + 2 * lanes + SECOND

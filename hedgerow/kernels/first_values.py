@@ -1,5 +1,4 @@
-"""First values of new rows: Philox draws keyed by (seed, id, column), equal to those of the C++
-core."""
+"""First values of new rows: Philox draws by (seed, id, column), equal to those of the C++ core."""
 
 from __future__ import annotations
 
@@ -89,8 +88,10 @@ def start_rows(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the first values of the ids' rows from column START on. Product and sum round
-    separately."""
+    """Returns the first values of the ids' rows from column START on.
+
+    Product and sum round separately.
+    """
     start = tl.zeros((ROWS, COLUMNS), tl.float32) + a
     if KIND == "uniform":
         start = a + _unit(ids, seed, START, ROWS, COLUMNS) * scale
@@ -106,8 +107,10 @@ def start_rows(
 
 @jit
 def draw_of(draws: tl.tensor, k: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns seed, `a` and scale of each id's table as columns. `draws` has three words per
-    table."""
+    """Returns seed, `a` and scale of each id's table as columns.
+
+    `draws` has three words per table.
+    """
     seed = tl.load(draws + 3 * k)
     a = tl.load(draws + 3 * k + 1).to(tl.int32).to(tl.float32, bitcast=True)
     scale = tl.load(draws + 3 * k + 2).to(tl.int32).to(tl.float32, bitcast=True)

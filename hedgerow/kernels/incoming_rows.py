@@ -145,8 +145,7 @@ def find_and_list(
     splits: Int64[Tensor, "K+1"],
     room: int | None = None,
 ) -> tuple[Int64[Tensor, "n"], MissList]:
-    """Returns the slots of ids within their tables (-1 if absent), and lists up to `room` misses
-    per table.
+    """Returns the slots of ids within their tables (-1 if absent), and lists the misses.
 
     It combines `find.find` and `absent_slots`.
     """

@@ -156,8 +156,7 @@ class Arrays:
     def make_several(
         buckets: Sequence[int], dim: int, device: torch.device, states: int = 0
     ) -> Arrays:
-        """Returns empty tables with these bucket counts, for kernels that serve all of them at
-        once.
+        """Returns empty tables with these bucket counts, for kernels that serve all at once.
 
         Each table has its own two slots for special ids. Kernels take `splits`, which divide the
         keys of a batch by table.
@@ -187,8 +186,10 @@ class Arrays:
         return self.values.shape[1]
 
     def line(self, line: int) -> Int64[Tensor, "slots"]:
-        """Returns a copy of KEYS, TIMES or SCORES of all slots. Without a row the latter two are
-        undefined."""
+        """Returns a copy of KEYS, TIMES or SCORES of all slots.
+
+        Without a row the latter two are undefined.
+        """
         words = self.index[:, line].flatten()[: len(self.values)]
         return words if line == KEYS else words & self.bits(line)
 
@@ -227,8 +228,10 @@ class Arrays:
     def within(
         self, numbered: Int32[Tensor, "n"], splits: Int64[Tensor, "K+1"]
     ) -> Int64[Tensor, "n"]:
-        """Returns slots numbered within their tables, from slots numbered over all tables. -1
-        stays."""
+        """Returns slots numbered within their tables, from slots numbered over all tables.
+
+        -1 stays.
+        """
         slots = numbered.long()
         if self.spans is None:
             return slots
@@ -339,8 +342,10 @@ def drifts(beta1: float, beta2: float) -> list[float]:
 
 
 def draws_of(firsts: Sequence[FirstValues], device: torch.device) -> Int64[Tensor, "K 3"]:
-    """Returns seed, `a` and scale of several tables as kernels read them. Floats are stored as
-    bits."""
+    """Returns seed, `a` and scale of several tables as kernels read them.
+
+    Floats are stored as bits.
+    """
     bits = np.array([(f.a, f.scale) for f in firsts], np.float32).view(np.int32)
     words = [(signed64(f.seed), int(a), int(b)) for f, (a, b) in zip(firsts, bits, strict=True)]
     return torch.tensor(words, dtype=torch.int64, device=device)

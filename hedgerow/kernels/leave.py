@@ -57,8 +57,7 @@ def oldest(
 
 @jit
 def _places(chosen: tl.tensor, counter: tl.tensor, SLOTS: tl.constexpr) -> tl.tensor:
-    """Returns consecutive numbers for the chosen elements, from a counter that all programs
-    share."""
+    """Returns consecutive numbers for the chosen elements, from a shared counter."""
     flat = tl.reshape(chosen.to(tl.int64), (SLOTS,))
     first = tl.atomic_add(counter, tl.sum(flat, axis=0), sem="relaxed")
     return tl.reshape(first + tl.cumsum(flat, axis=0) - flat, chosen.shape)
@@ -305,8 +304,10 @@ def take_out(
     changed: Bool[Tensor, "slots"],
     left: Int64[Tensor, "K"],
 ) -> None:
-    """Erases the chosen rows that were neither used nor changed since. `left` counts them per
-    table."""
+    """Erases the chosen rows that were neither used nor changed since.
+
+    `left` counts them per table.
+    """
     n = len(chosen.going)
     _take_out[blocks(n, 128)](
         *(chosen.going, chosen.starts, table.index, used, changed.view(torch.int8), left),
@@ -342,8 +343,10 @@ def mark(
     changed: Bool[Tensor, "slots"] | None,
     now: int,
 ) -> None:
-    """Sets `used` of these slots to `now`, and `changed` to True if given. Negative slots are
-    skipped."""
+    """Sets `used` of these slots to `now`, and `changed` to True if given.
+
+    Negative slots are skipped.
+    """
     n = len(slots)
     if n:
         flags = None if changed is None else changed.view(torch.int8)

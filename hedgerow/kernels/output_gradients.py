@@ -76,8 +76,7 @@ class OutputGradients:
         firsts: Sequence[int],
         on_device: Callable[[Sequence[int]], Int64[Tensor, "numbers"]],
     ) -> OutputGradients:
-        """Builds the gradients of the features from float32 tensors, of which at least one is not
-        None.
+        """Builds the features' gradients from float32 tensors, of which at least one is not None.
 
         `firsts` are the first rows of the features in `at.largest`. `on_device` copies numbers to
         the device. A gradient is copied only if its output vectors do not have one stride.

@@ -61,8 +61,7 @@ def candidates(
 
 @jit
 def mix_at(index: tl.tensor, buckets: tl.tensor, LINES: tl.constexpr) -> tl.tensor:
-    """Returns the address of the words of the slot key, behind all buckets of one or several
-    tables."""
+    """Returns the address of the slot key's words, behind all buckets of the table or tables."""
     return index + (buckets.to(tl.int64) * LINES + TIMES + 1) * LANES - MIX
 
 

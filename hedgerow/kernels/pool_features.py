@@ -62,8 +62,7 @@ class Features:
         places: Sequence[int],
         poolings: Sequence[str | tuple[str, int]],
     ) -> Features:
-        """Builds the features from table numbers, indices among the names of a batch, and
-        poolings."""
+        """Builds the features from table numbers, indices among a batch's names, and poolings."""
         units: list[tuple[int, ...]] = []
         fans, starts, codes = [], [], []
         largest = 0
@@ -96,8 +95,7 @@ class Features:
 def _unit_of(
     units: tl.tensor, row: tl.tensor, inside: tl.tensor, samples: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns the numbers of each output row's unit (see `Features`) and its row within its
-    feature."""
+    """Returns the numbers of each output row's unit, see `Features`, and its row in its feature."""
     record = units + (row // samples) * _RECORD
     feature = tl.load(record, mask=inside, other=0)
     k = tl.load(record + 1, mask=inside, other=0)
@@ -168,8 +166,10 @@ def _pooled(
     MAXES: tl.constexpr,
     FIRSTS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Adds one more row to each vector that has one. Returns the vectors and the largest
-    occurrences."""
+    """Adds one more row to each vector that has one.
+
+    Returns the vectors and the largest occurrences.
+    """
     new = total + rows
     if FIRSTS:
         new = tl.where((pooling == _FIRST)[:, None], rows, new)
@@ -427,8 +427,7 @@ def _pool_features(
 
 
 def _tile_of(dim: int) -> dict[str, int]:
-    """Returns the block of output vectors of one program, and how many ids of each it searches at
-    once."""
+    """Returns the block of output vectors of a program, and how many ids of each it searches."""
     columns = columns_of(dim)
     rows = max(1, min(32, _TILE // columns))
     return {"ROWS": rows, "TOGETHER": max(2, min(8, _TOGETHER // rows)), "COLUMNS": columns}
@@ -535,8 +534,7 @@ def _spread(
 
 
 def spread(grads: OutputGradients, start: int, stop: int) -> Float32[Tensor, "stop-start dim"]:
-    """Returns one gradient per occurrence, for occurrences from `start` up to, but not including,
-    `stop`."""
+    """Returns one gradient per occurrence, for the occurrences start..stop-1."""
     return _spread_into(grads, None, start, stop - start)
 
 

@@ -40,8 +40,10 @@ def _mixed(key: tl.tensor) -> tl.tensor:
 
 @jit
 def _part(borders: tl.tensor, parts: tl.tensor, i: tl.tensor) -> tl.tensor:
-    """Returns the part that holds index i. Part p begins at `borders[p]`; of empty parts the last
-    wins."""
+    """Returns the part that holds index i.
+
+    Part p begins at `borders[p]`; of empty parts the last wins.
+    """
     low = tl.zeros_like(i)
     high = low + parts
     while tl.max(high - low, axis=0) > 1:

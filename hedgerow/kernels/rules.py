@@ -66,8 +66,7 @@ def _write(
 
 @jit
 def _read_one(rows: tl.tuple, PLACE: tl.constexpr, K: tl.constexpr) -> tl.tensor:
-    """Returns state number K of each row, a single number PLACE floats behind the start of its
-    states."""
+    """Returns state number K of each row, a single number PLACE floats into its states."""
     values, at, there, born, numbers = rows
     kept = tl.load(values + at + PLACE, mask=there & ~born, other=0.0)
     return tl.where(born, _number(numbers, START + K), kept)
@@ -193,8 +192,7 @@ def _power(base: tl.tensor, count: tl.tensor) -> tl.tensor:
 def _corrections(
     numbers: tl.tensor, count: tl.tensor, by_row: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Returns the factors of the rate and of the root of the second moment at update number
-    `count`."""
+    """Returns the factors of the rate and of the root of the second moment at update `count`."""
     first = 1.0 - _power(tl.load(numbers), count)
     root = tl.sqrt(1.0 - _power(tl.load(numbers + 2), count))
     sparse = (tl.load(numbers + 7) == BY_STEP_SPARSE) & ~by_row
@@ -267,8 +265,7 @@ def _made_up(
     missed: tl.tensor,
     pace: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns rows and moments after `missed` updates without a gradient that follow update
-    `last`."""
+    """Returns rows and moments after `missed` updates without a gradient, which follow `last`."""
     beta1, beta2 = tl.load(numbers), tl.load(numbers + 2)
     ratio = beta1 / tl.sqrt(beta2)
     left = _power(ratio, missed) * _drift(numbers, last + missed, ratio)

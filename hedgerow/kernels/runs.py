@@ -94,8 +94,7 @@ def seat(
     insert: bool = True,
     marks: Marks | None = None,
 ) -> Int32[Tensor, "n"]:
-    """Returns the slot of each key; -1 for unused positions, below -1 for an id without a free
-    slot.
+    """Returns the slot of each key, -1 for unused positions, below -1 if no slot is free.
 
     Without `insert`, ids whose slot is not `known` get -1. Slots of several tables are numbered
     over all of them. `known` slots of 64 bits are numbered within each table, those of 32 bits over

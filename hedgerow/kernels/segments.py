@@ -49,8 +49,10 @@ def sum_segments(
     start: int = 0,
     dim: int | None = None,
 ) -> Float[Tensor, "segments dim"]:
-    """Returns the sums of segments of `dim` columns from `start` on. Halves are summed in
-    float32."""
+    """Returns the sums of segments of `dim` columns from `start` on.
+
+    Halves are summed in float32.
+    """
     width = values.shape[1]
     dim = width - start if dim is None else dim
     segments = len(splits) - 1

@@ -57,8 +57,9 @@ def _rehash(
 
 
 def rehash(table: Arrays, larger: Arrays) -> Int64[Tensor, "slots"]:
-    """Copies all rows of a table, with times, scores and pins, into an empty one. Returns the new
-    slots.
+    """Copies all rows of a table, with times, scores and pins, into an empty one.
+
+    Returns the new slots.
 
     A slot without a row, or whose row has no free slot in the new table, gives -1. Both tables must
     have the same kind of rows.

@@ -171,8 +171,7 @@ def _looked_at(
     COLUMNS: tl.constexpr,
     ALL_COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns sums of runs, slots of rows that will change (-1 for others), which are new, sources,
-    rows.
+    """Returns sums of runs, slots that will change (-1 for others), which are new, sources, rows.
 
     Rows and times are read before the sums, which are loops, so that all of these reads are in
     flight together. New rows are still undefined. The kernel of the first segment determines the
@@ -368,8 +367,10 @@ def update(
     splits: Int64[Tensor, "K+1"] | None = None,
     at_step: int = NO_STEP,
 ) -> None:
-    """Performs `step` on ids whose occurrences are in runs. Rows with time `NEWBORN` are
-    initialized."""
+    """Performs `step` on ids whose occurrences are in runs.
+
+    Rows with time `NEWBORN` are initialized.
+    """
     n = ids.shape[0]
     sums, firsts = sum_long_runs(batch, grads)
     placed = torch.empty_like(ids) if len(parts) > 1 else None

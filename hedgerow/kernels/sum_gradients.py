@@ -48,8 +48,7 @@ def follows(
     n: tl.tensor,
     live: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Returns the source of grouped position `at`, and whether it is another occurrence of
-    `key`."""
+    """Returns the source of position `at`, and whether it is another occurrence of `key`."""
     inside = head & (at < n)
     other = tl.load(ids + at, mask=inside, other=0)
     source = tl.load(order + at, mask=inside, other=0)
@@ -104,8 +103,7 @@ def _sum_pieces(
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Sums the piece, after the first of its group, that begins in a block of PIECE grouped
-    positions.
+    """Sums the piece, after the first of its group, that begins in a block of PIECE positions.
 
     At most one such piece begins there. It belongs to the id at the first of these positions, whose
     group begins before.

@@ -37,8 +37,10 @@ class LayoutTaskTensors:
 
     @staticmethod
     def of(cells: Sequence[Sequence[Sequence[int]]], device: torch.device) -> LayoutTaskTensors:
-        """Builds the tensors from tasks by cell. The tasks of a cell write the same values, in
-        order."""
+        """Builds the tensors from tasks by cell.
+
+        The tasks of a cell write the same values, in order.
+        """
         tasks, units = [], []
         for cell in cells:
             first, length = len(tasks), cell[0][3]
@@ -78,8 +80,9 @@ class LayoutCall:
         lists: Sequence[tuple[int, int]],
         outputs: Sequence[int],
     ) -> LayoutCall:
-        """Builds a call. `lists` are offsets and lengths, request by request; `outputs` are
-        offsets.
+        """Builds a call.
+
+        `lists` are offsets and lengths, request by request; `outputs` are offsets.
 
         The copy of the numbers to the device does not block.
         """
@@ -112,8 +115,7 @@ def _entries(
     row: tl.tensor,
     position: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns, for each row, its first id, the end, and all ids of its entry, and whether rows
-    share it."""
+    """Returns each row's first id, end and id count, and whether the rows share one entry."""
     request = numbers + tl.program_id(2) * REQUEST
     words = nfl + tl.load(request) + tl.load(task)
     entries, rows = tl.load(request + 2), tl.load(request + 6)
@@ -390,8 +392,10 @@ def _grid(work: LayoutTaskTensors, call: LayoutCall) -> tuple[int, int, int]:
 
 
 def _odd(call: LayoutCall, settings: dict[str, Any]) -> Tensor:
-    """Returns whether a word is not a multiple of 4. Then vectors cannot move 16 bytes at a
-    time."""
+    """Returns whether a word is not a multiple of 4.
+
+    Then vectors cannot move 16 bytes at a time.
+    """
     return (call.fids & 3).any().view(1).int() if settings["FOURS"] else call.numbers
 
 

@@ -81,8 +81,7 @@ def step_tile(dim: int, device: torch.device) -> tuple[dict[str, int], int]:
 
 
 def programs_of(device: torch.device) -> int:
-    """Returns how many small programs a device runs at once; three in the interpreter, for
-    tests."""
+    """Returns how many small programs a device runs at once; 3 in the interpreter, for tests."""
     if device.type != "cuda":
         return 3
     return 32 * torch.cuda.get_device_properties(device).multi_processor_count

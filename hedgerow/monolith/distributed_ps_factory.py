@@ -1,5 +1,4 @@
-"""Monolith's `distributed_ps_factory`: six functions that build tables, with its names and
-arguments.
+"""Monolith's `distributed_ps_factory`: six functions that build tables, with its arguments.
 
 `hedgerow.monolith.tables.assemble` builds the tables. `cluster` sets the servers and ranks. Table
 classes are exported under Monolith's names.
@@ -213,8 +212,9 @@ class _Shards:
         *,
         native: bool,
     ) -> _Shards:
-        """Builds the value from one filter and one client per shard. No clients or an empty list
-        means None.
+        """Builds the value from one filter and one client per shard.
+
+        No clients or an empty list means None.
 
         Without servers there may be any number of clients; only the first is used.
         """
@@ -234,8 +234,10 @@ class _Shards:
         return _Shards(num_ps, tuple(filters), tuple(clients), factory)
 
     def shared_configs(self, configs: Configs) -> Configs:
-        """Returns the configs that all shards share. If every shard has a filter, their own rules
-        are dropped."""
+        """Returns the configs that all shards share.
+
+        If every shard has a filter, their own rules are dropped.
+        """
         if all(isinstance(one, HashFilter) for one in self.filters):
             return filtered(configs, HashFilter())
         return configs

@@ -107,8 +107,10 @@ def reorder_by_indices(
 def fused_reorder_by_indices(
     inputs: Sequence[Int64[Tensor, "n"]], num_of_shards: int, dim_sizes: Sequence[int]
 ) -> Reordered:
-    """Calls `hedgerow.ops.reorder.fused_reorder_by_indices`. Shard 0 owns ids like all others
-    (D2)."""
+    """Calls `hedgerow.ops.reorder.fused_reorder_by_indices`.
+
+    Shard 0 owns ids like all others (D2).
+    """
     return reorder.fused_reorder_by_indices(inputs, num_of_shards, dim_sizes)
 
 
@@ -204,8 +206,7 @@ def reduce_sqrtn(
     id_length: Int64[Tensor, "any"] | int,
     name: str | None = None,
 ) -> Float[Tensor, "rows dim"]:
-    """Calls `hedgerow.ops.reduce.reduce_sqrtn`, which computes a norm per column despite its
-    name."""
+    """Calls `hedgerow.ops.reduce.reduce_sqrtn`: a norm per column, despite its name."""
     return reduce.reduce_sqrtn(id_indices, id_values, id_length)
 
 

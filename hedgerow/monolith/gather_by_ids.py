@@ -36,8 +36,7 @@ def map_id_to_embedding(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "... d"]:
-    """Returns the vector of each id of `input`: the row of `embeddings[i]` at the id's index in
-    `ids[i]`.
+    """Returns the vector of each id of `input`, from the table whose `ids` list it.
 
     If an id is listed more than once, the first occurrence is used and gets the gradient.
 
@@ -98,8 +97,7 @@ def gather_embeddings_by_ids_gradient_back_prop(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "k d"]:
-    """Returns the gradient of `gather_embeddings_by_input` for its embeddings: `grads` summed by
-    row.
+    """Returns the gradient of `gather_embeddings_by_input` for embeddings: `grads` summed by row.
 
     >>> ids, rows = torch.tensor([1, 2, 3]), torch.tensor([0, 2, 1, 2])
     >>> gather_embeddings_by_ids_gradient_back_prop(ids, torch.ones(4, 1), rows).flatten().tolist()

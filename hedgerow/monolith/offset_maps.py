@@ -74,8 +74,10 @@ def widths(dims: Sequence[int], row_splits: Tensor) -> list[int]:
 
 
 def total_values(row_splits: Tensor, dims: Sequence[int]) -> int:
-    """Returns the number of values of all rows, `dims[r]` per entry of row r. Blocks on a
-    device."""
+    """Returns the number of values of all rows, `dims[r]` per entry of row r.
+
+    Blocks on a device.
+    """
     lengths = row_splits.diff()
     return int((lengths * torch.tensor(dims, dtype=torch.int64, device=lengths.device)).sum())
 
@@ -138,8 +140,9 @@ class SharedBuffer:
         return tensor
 
     def overlaps(self, keys: Tensor, where: ValueOffset) -> bool:
-        """Returns whether a part may write what an earlier part wrote, or one key twice. Records
-        the keys.
+        """Returns whether a part may write what an earlier part wrote, or one key twice.
+
+        Records the keys.
 
         Known only on the CPU with a single map of offsets; otherwise returns True.
         """
@@ -214,8 +217,7 @@ def fill_with_offset_map_gradient(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "floats"]:
-    """Returns the gradient of a part's `value`: for each vector, the sum over all positions of its
-    key.
+    """Returns the gradient of a part's `value`: per vector, the sum over all positions of its key.
 
     >>> where = ValueOffset(torch.tensor([0, 4, 2]), torch.tensor([0, 2]), torch.tensor([0, 2, 3]))
     >>> grad = torch.tensor([1.0, 2.0, 0.0, 0.0, 10.0, 20.0])
@@ -290,8 +292,10 @@ def _flat(pos: Ragged, where: ValueOffset, dims: Sequence[int]) -> tuple[_Flat, 
 
 
 def _check(flat: _Flat, name: str, floats: Tensor, dims: list[int], validate: bool) -> _Flat:
-    """Raises unless all keys exist and all windows lie in `floats`. Returns the tensors,
-    contiguous."""
+    """Raises unless all keys exist and all windows lie in `floats`.
+
+    Returns the tensors, contiguous.
+    """
     keys, row_splits, offsets, inner = flat
     keys = arguments.typed("pos.values", keys, (torch.int64,), (None,))
     arguments.row_splits("pos.row_splits", row_splits, keys.shape[0], validate)
@@ -513,8 +517,7 @@ class UniqueKeys(NamedTuple):
 def unique_key_with_value_and_offset(
     key: Ragged, dims: Sequence[int], generate_buffer: bool = True, *, validate: bool = False
 ) -> UniqueKeys:
-    """Returns the distinct keys of each row in first-seen order, and the offsets of all keys'
-    vectors.
+    """Returns each row's distinct keys in first-seen order, and the offsets of all keys' vectors.
 
     The vectors are contiguous in the order of the keys; a vector of row r has `dims[r]` values.
     Equal keys in two rows count as two keys. The buffer holds zeros.

@@ -155,8 +155,7 @@ def _hedges(replicas: Replicas) -> bool:
 def _first_answer(
     channels: Sequence[Channel], request: PredictRequest, timeout_s: float, hedge_after_s: float
 ) -> Any:
-    """Calls the first replica, and the second if the first is late or unavailable, within one
-    deadline."""
+    """Calls the first replica, and the second if the first is late or unavailable."""
     done: queue.SimpleQueue[PendingCall] = queue.SimpleQueue()
     begin_s, failed = time.monotonic(), 0
     asked: list[PendingCall] = []

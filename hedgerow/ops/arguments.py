@@ -29,8 +29,10 @@ def looks_inside(tensor: Tensor, validate: bool) -> bool:
 
 
 def tensor(name: str, value: Tensor) -> Tensor:
-    """Returns `value`. Raises `DtypeError` unless it is a tensor; torch's own error is no
-    ValueError."""
+    """Returns `value`.
+
+    Raises `DtypeError` unless it is a tensor; torch's own error is no ValueError.
+    """
     if not isinstance(value, Tensor):
         raise DtypeError(f"{name} is a {type(value).__name__}; pass a torch.Tensor.")
     return value
@@ -46,8 +48,9 @@ def tensors(name: str, values: Sequence[Tensor]) -> list[Tensor]:
 def typed(
     name: str, value: Tensor, dtypes: Sequence[torch.dtype], shape: tuple[int | None, ...]
 ) -> Tensor:
-    """Returns `value` as a contiguous tensor. Raises unless it has one of `dtypes` and fits
-    `shape`.
+    """Returns `value` as a contiguous tensor.
+
+    Raises unless it has one of `dtypes` and fits `shape`.
 
     A None in the shape fits any size.
 
@@ -126,16 +129,16 @@ def in_range(name: str, values: Tensor, limit: int, validate: bool = False) -> N
 def row_splits(
     name: str, splits: Int64[Tensor, "rows+1"], values: int, validate: bool = False
 ) -> None:
-    """Raises unless `splits` divides `values` values into rows: from 0, never falling, to the
-    end."""
+    """Raises unless `splits` runs from 0 to `values` and never falls."""
     typed(name, splits, (torch.int64,), (None,))
     if splits.shape[0] == 0 or looks_inside(splits, validate):
         check_splits(name, splits, values)
 
 
 def whole(name: str, value: int | Tensor) -> int:
-    """Returns a 64-bit integer, also from a one-element tensor. A symbolic size is returned as it
-    is.
+    """Returns a 64-bit integer, also from a one-element tensor.
+
+    A symbolic size is returned as it is.
 
     >>> whole("batch_size", torch.tensor([3]))
     3

@@ -36,8 +36,7 @@ def fused_gather_embeddings_by_input(
     *,
     validate: bool = False,
 ) -> list[Float[Tensor, "n d"]]:
-    """Returns, for each table and each of its offsets o, the window `fused_embeddings[o : o +
-    dim]`.
+    """Returns per table the windows `fused_embeddings[o : o + dim]` of its offsets o.
 
     >>> offsets = [torch.tensor([3, 0]), torch.tensor([2])]
     >>> [t.tolist() for t in fused_gather_embeddings_by_input(torch.arange(6.0), offsets, [2, 3])]
@@ -58,8 +57,7 @@ def fused_gather_embeddings_by_input_gradient(
     *,
     validate: bool = False,
 ) -> Float[Tensor, "e"]:
-    """Returns the gradient of the flat tensor: `grads * scale` added into the windows of all
-    tables.
+    """Returns the flat tensor's gradient: `grads * scale` added into the windows of all tables.
 
     >>> grads, offsets = [torch.ones(2, 2)], [torch.tensor([1, 2])]
     >>> fused_gather_embeddings_by_input_gradient(4, grads, offsets, [2], scale=0.5).tolist()
@@ -160,8 +158,7 @@ def _gather_cpu(
 def fused_gather_embeddings_by_input_plain(
     fused: Tensor, offsets: Sequence[Tensor], dims: Sequence[int], validate: bool
 ) -> list[Tensor]:
-    """Implements `fused_gather_embeddings_by_input` with torch's ops: rows of a view of all
-    windows."""
+    """Implements `fused_gather_embeddings_by_input` with torch's ops, on a view of all windows."""
     tables = _offsets(offsets, dims)
     values = _values(fused, tables)
     _check_dims(tables, dims, values.shape[0])

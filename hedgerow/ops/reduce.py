@@ -78,8 +78,7 @@ def fused_reduce_sum_and_split(
     *,
     validate: bool = False,
 ) -> list[Float[Tensor, "rows width"]]:
-    """Returns the sum of the vectors of each row, with the columns split into parts of
-    `split_dims`.
+    """Returns the sum of each row's vectors, with the columns split into `split_dims`.
 
     >>> values = torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
     >>> for part in fused_reduce_sum_and_split(torch.tensor([0, 0]), values, 1, [1, 2]):

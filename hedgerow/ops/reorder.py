@@ -106,8 +106,7 @@ def reorder_by_indices_plain(
 
 
 def _distinct(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the distinct keys, the first position of each, and the index of each input key in
-    them."""
+    """Returns distinct keys, the first position of each, and each input key's index in them."""
     ordered, order = keys.sort(stable=True)
     new = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=new[1:])
@@ -214,8 +213,7 @@ def _fused_reorder_cpu(
 def fused_reorder_by_indices_plain(
     inputs: Sequence[Tensor], num_of_shards: int, dim_sizes: Sequence[int], rank0_empty: bool
 ) -> tuple[Tensor, ...]:
-    """Implements `fused_reorder_by_indices` with torch's ops: sorts every slot by id, then by
-    shard."""
+    """Implements `fused_reorder_by_indices` with torch's ops: sorts each slot by id, then shard."""
     slots = _slots(inputs, num_of_shards, dim_sizes, rank0_empty)
     device = slots[0].device
     found = [_distinct(ids) for ids in slots]

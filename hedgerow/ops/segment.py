@@ -26,8 +26,7 @@ def fused_sorted_segment_sum(
     *,
     validate: bool = False,
 ) -> list[Float[Tensor, "rows ..."]]:
-    """Returns, for each list, zeros of `shapes[i]` with row j of `values[i]` added at
-    `indices[i][j]`.
+    """Returns per list zeros of `shapes[i]` with row j of `values[i]` added at `indices[i][j]`.
 
     Indices must not decrease. `shapes[i]` is the complete shape of result i.
 
@@ -151,8 +150,7 @@ def _equally_many(first: str, one: Sequence[Any], **others: Sequence[Any]) -> No
 
 
 def _cut(flat: Sequence[int], counts: Sequence[int]) -> list[list[int]]:
-    """Returns lists of lists from one flat list and their lengths. torch's schemas have no nested
-    lists."""
+    """Returns lists of lists from a flat list and lengths; torch's schemas lack nested lists."""
     return [list(flat[a:b]) for a, b in pairwise(accumulate(counts, initial=0))]
 
 

@@ -40,8 +40,9 @@ def split_by_indices(indices: Int64[Tensor, "n"], tensor: Tensor, num_splits: in
 def ragged_split_by_indices(
     indices: Int64[Tensor, "n"], num: Ragged, num_splits: int, *, validate: bool = False
 ) -> tuple[list[Ragged], list[Ragged]]:
-    """Splits the values of ragged rows by index. Every result has all rows, with the values of one
-    index.
+    """Splits the values of ragged rows by index.
+
+    Every result has all rows, with the values of one index.
 
     The second list holds the positions of those values in `num.values`, in the same rows.
 
@@ -67,8 +68,7 @@ def ragged_split_by_indices(
 
 @dataclass(frozen=True)
 class _Plan:
-    """The result of the counting pass: the size of each split, and arguments for the copy
-    passes."""
+    """The result of the counting pass: the size of each split, and arguments of the copy passes."""
 
     sizes: list[int]
     native: tuple[int, int, int, int, int]  # arguments shared by all passes
@@ -229,8 +229,10 @@ def _ragged_split_cpu(
 def ragged_split_by_indices_plain(
     indices: Tensor, values: Tensor, row_splits: Tensor, num_splits: int, validate: bool = False
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Implements `ragged_split_by_indices` with torch's ops. Returns values, positions and row
-    splits."""
+    """Implements `ragged_split_by_indices` with torch's ops.
+
+    Returns values, positions and row splits.
+    """
     indices, values, row_splits = _check_ragged(indices, values, row_splits, num_splits, validate)
     order, sizes = _sorted(indices, num_splits)
     places = [part.clone() for part in order.split(sizes)]

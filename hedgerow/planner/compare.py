@@ -20,8 +20,10 @@ FIELDS = ("dim", "dtype", "optimizer", "counter_rows", "dist_type", "rows")
 
 
 class PlanMismatchError(ConfigError):
-    """Tables, machines or ranks differ from those of the plan. The message lists the
-    differences."""
+    """Tables, machines or ranks differ from those of the plan.
+
+    The message lists the differences.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,10 @@ def _check_room(plan: Plan, drifted: dict[str, tuple[int, int]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """A change of one table between two plans. `moved_bytes` are the bytes of rows that must
-    move."""
+    """A change of one table between two plans.
+
+    `moved_bytes` are the bytes of rows that must move.
+    """
 
     name: str
     before: str
@@ -174,8 +178,7 @@ def _place(plan: Plan, table: Placed) -> str:
 
 
 def _moved(old: Plan, before: Placed, new: Plan, after: Placed) -> int:
-    """Returns the bytes of rows that change their owner, and of other rows that enter or leave
-    HBM."""
+    """Returns the bytes of rows that change owner, and of other rows that enter or leave HBM."""
     total = _rows(old, before) * before.row_bytes
     kept = _kept_by_owner(old, before, new, after)
     return int(total * (1 - kept)) + int(total * kept * _crossing(before, after))
@@ -270,8 +273,7 @@ def keep_plan(old: Plan, new: Plan, *, threshold: float = THRESHOLD) -> Kept:
 
 
 def _repriced(old: Plan, new: Plan) -> Plan | str:
-    """Returns the old choices with present bytes and times, or a text that says why they are
-    impossible."""
+    """Returns the old choices with present bytes and times, or why they are impossible."""
     if set(old.names) != set(new.names):
         return "the tables are others"
     if old.topology.world != new.topology.world:
@@ -304,8 +306,10 @@ def _choice(plan: Plan, name: str, label: str) -> WeighedOption | None:
 
 
 def shortages(plan: Plan, topology: Topology) -> list[str]:
-    """Returns what `topology` lacks for the plan. Empty if it suffices; the reserve may be used
-    up."""
+    """Returns what `topology` lacks for the plan.
+
+    Empty if it suffices; the reserve may be used up.
+    """
     wrong = []
     if topology.world != plan.topology.world:
         wrong.append(f"the plan is for {plan.topology.world} ranks, not {topology.world}")

@@ -14,8 +14,7 @@ from .problem.topology import GIB, Topology
 
 @dataclass(frozen=True, slots=True)
 class NextBest:
-    """The cheapest option besides the chosen one at present prices, as differences from the chosen
-    one."""
+    """The cheapest other option at present prices, as differences from the chosen one."""
 
     label: str
     ms: float
@@ -177,8 +176,7 @@ def _trade(plan: Plan, choice: WeighedOption, taken: WeighedOption) -> str:
 
 
 def _memory(plan: Plan, choice: WeighedOption, taken: WeighedOption) -> tuple[str, str]:
-    """Returns the memory whose difference between two options is worth most, and its price, as
-    text."""
+    """Returns the memory whose difference between two options is worth most, and its price."""
     hbm, ddr = choice.hbm - taken.hbm, choice.ddr - taken.ddr
     if abs(price_of(plan, hbm, 0)) >= abs(price_of(plan, 0, ddr)):
         price = plan.solver.hbm_ms_per_gib

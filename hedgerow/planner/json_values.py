@@ -1,5 +1,7 @@
-"""Conversion of the planner's values to JSON and back. Unknown fields of newer versions are
-kept."""
+"""Conversion of the planner's values to JSON and back.
+
+Unknown fields of newer versions are kept.
+"""
 
 from __future__ import annotations
 
@@ -204,8 +206,9 @@ def calibration_of(values: Mapping[str, Any]) -> Calibration:
 
 
 def unknown_in(values: Any, known: Any) -> Any:
-    """Returns the parts of `values` that `known` lacks, with the same nesting. Empty if there are
-    none.
+    """Returns the parts of `values` that `known` lacks, with the same nesting.
+
+    Empty if there are none.
 
     >>> unknown_in({"a": {"b": 1, "new": 2}, "c": [{"x": 1}]}, {"a": {"b": 1}, "c": [{"x": 1}]})
     {'a': {'new': 2}}

@@ -1,5 +1,4 @@
-"""Makes a plan: evaluates every option of every table, then chooses exactly or reports what is
-missing."""
+"""Makes a plan: evaluates every option of every table, then chooses exactly or raises."""
 
 from __future__ import annotations
 
@@ -87,8 +86,10 @@ def alike_tables(specs: Sequence[TableSpec]) -> dict[str, int]:
 
 
 def _kind(spec: TableSpec) -> tuple[object, ...]:
-    """Returns what tables must have in common to share a launch. A table with admission has its
-    own."""
+    """Returns what tables must have in common to share a launch.
+
+    A table with admission has its own.
+    """
     alone = spec.name if spec.counter_rows else None
     return spec.group, spec.dim, spec.dtype, spec.optimizer, alone
 
@@ -102,8 +103,10 @@ def _choice(variant: Variant, storage: Storage, cost: Expected, refused: str) ->
 def _refusal(
     spec: TableSpec, variant: Variant, topology: Topology, batch: int, cost: Expected
 ) -> str:
-    """Returns why a cache is unusable: one step needs more keys than it holds. Empty if it is
-    usable."""
+    """Returns why a cache is unusable: one step needs more keys than it holds.
+
+    Empty if it is usable.
+    """
     if not thrashes(spec, variant, topology, batch):
         return ""
     room = format_count(int(spec.rows * variant.share) // topology.world)
@@ -158,8 +161,10 @@ def doubts_of(
 
 
 def _advice(specs: Sequence[TableSpec], topology: Topology) -> list[str]:
-    """Returns advice for tables whose sampled keys favor another routing rule. It is never
-    applied."""
+    """Returns advice for tables whose sampled keys favor another routing rule.
+
+    It is only reported.
+    """
     if topology.world == 1:
         return []
     found = [routing_advice(spec, topology.world) for spec in specs]
@@ -185,8 +190,10 @@ def told(
 def _sizes(
     spec: TableSpec, topology: Topology, settings: PlanSettings, pin: str | None
 ) -> TableOptions:
-    """Returns the bytes of every option of a table. Times are 0: fitting does not depend on
-    them."""
+    """Returns the bytes of every option of a table.
+
+    Times are 0: fitting does not depend on them.
+    """
     load, layout = StepLoad(batch=settings.batch), LAYOUTS[settings.layout]
     ways = variants(
         settings.factors, device=topology.device, fixed=spec.load_factor, modes=spec.modes
@@ -323,8 +330,10 @@ def _solved(found: Solution, topology: Topology) -> Solved:
 
 
 def _price(exact: float) -> float:
-    """Returns a price with nine digits. The last bits depend on the processor's numerical
-    libraries."""
+    """Returns a price with nine digits.
+
+    The last bits depend on the processor's numerical libraries.
+    """
     return float(f"{max(0.0, exact):.9g}")
 
 

@@ -191,8 +191,7 @@ class Solved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usable:
-    """Memory available to tables: of the smallest device, and of the machine with least per
-    rank."""
+    """Memory available to tables, of the smallest device and of the tightest machine."""
 
     hbm_per_device: int
     ddr_per_machine: int
@@ -282,8 +281,7 @@ class Plan:
         return plan_dict(self)
 
     def table(self) -> str:
-        """Returns the report as text: one line per table, memory prices, and plans for other memory
-        sizes."""
+        """Returns the report as text: a line per table, memory prices, and other memory sizes."""
         from .report import report_text
 
         return report_text(self)
@@ -307,8 +305,9 @@ class Plan:
         draw_plan(self, local_path(path))
 
     def check(self, tables: Sequence[TableSpec], *, accept_drift: bool = False) -> PlanCheck:
-        """Raises `PlanMismatchError` unless `tables` are those of the plan. The message names
-        differences.
+        """Raises `PlanMismatchError` unless `tables` are those of the plan.
+
+        The message names differences.
 
         With `accept_drift`, row counts may differ as long as the tables fit when the reserve is
         used up.

@@ -15,8 +15,10 @@ _BAR = 20
 
 
 def report_text(plan: Plan, *, curve: Curve | None = None) -> str:
-    """Returns the report. `curve` are plans for other sizes of device memory, computed if not
-    given."""
+    """Returns the report.
+
+    `curve` are plans for other sizes of device memory, computed if not given.
+    """
     if curve is None:
         curve = default_curve(plan)
     blocks = [head_lines(plan), _table_lines(plan), curve_lines(plan, curve), _rank_lines(plan)]

@@ -107,8 +107,7 @@ def _members(plan: Plan) -> dict[str, list[str]]:
 
 
 def _gain(plan: Plan, factors: Mapping[str, float]) -> float | None:
-    """Returns what the best plan saves if all options of a table are off by the same measured
-    factor."""
+    """Returns what the best plan saves if all options of a table are off by one measured factor."""
     from .solver.solve import solve
 
     if plan.inputs is None or any(table.sharding != "row_wise" for table in plan.tables):

@@ -1,5 +1,4 @@
-"""The saved form of one row in Monolith: its EntryDump message, with the states of each
-optimizer."""
+"""Monolith's saved form of a row: its EntryDump message, with the states of each optimizer."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ WRITES_NONE = "moving_average"
 
 @dataclass(frozen=True, slots=True)
 class DumpForm:
-    """The form of one kind of SingleOptimizerDump: its number, and its field numbers by state
-    name."""
+    """One kind of SingleOptimizerDump: its number, and its field numbers by state name."""
 
     kind: str
     number: int
@@ -100,8 +98,10 @@ def decode_dumps(data: bytes) -> tuple[Dump, ...]:
 
 
 def _single(data: bytes) -> Dump:
-    """Returns the dump in a message. The last known member wins, as in protobuf; number 0 if none
-    is set."""
+    """Returns the dump in a message.
+
+    The last known member wins, as in protobuf; number 0 if none is set.
+    """
     dump = Dump(0, b"")
     reader = ProtobufReader(data)
     for number, wire_type in reader.fields():

@@ -26,8 +26,9 @@ from .records import (
 
 
 def export_table(table: HostTable, base: str | Path, *, files: int = -1) -> FileSet:
-    """Writes one table to `<base>-<i>-of-<n>`. With `files` -1 there is one per million rows, 1 to
-    4.
+    """Writes one table to `<base>-<i>-of-<n>`.
+
+    With `files` -1 there is one per million rows, 1 to 4.
 
     >>> import tempfile
     >>> from hedgerow.tables.config import Segment, TableConfig
@@ -127,8 +128,10 @@ def _payloads(entries: Entries, forms: Sequence[tuple[int, DumpForm]]) -> Iterat
 
 @contextmanager
 def _new_files(base: Path, names: Sequence[Path]) -> Iterator[list[BinaryIO]]:
-    """Yields files that are renamed to `names` after all are written. An error removes all of
-    them."""
+    """Yields files that are renamed to `names` after all are written.
+
+    An error removes all of them.
+    """
     if base in find_bases(base.parent) or meta_base(base) in find_bases(base.parent):
         raise InputError(f"{base} has files already; export to another name, or remove them.")
     mark = secrets.token_hex(4)

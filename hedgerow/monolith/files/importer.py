@@ -91,8 +91,7 @@ class RowBatch:
         self._records.append(record)
 
     def take(self) -> tuple[Entries, int]:
-        """Returns the rows so far and the number of rows with initial states, and empties the
-        batch.
+        """Returns the rows so far and how many have initial states, and empties the batch.
 
         Raises an error that names table and id if a row does not fit the table.
         """
@@ -120,8 +119,7 @@ class RowBatch:
         return Entries(ids, found, rows, states, ts), resets
 
     def _usual_shape(self) -> RowShape | None:
-        """Returns the regular row form, or None if states have a variable length or differ from the
-        table's."""
+        """Returns the regular row form, or None if states vary in length or do not match."""
         dumps: list[tuple[DumpForm, dict[str, int]]] = []
         for segment, form in self._forms:
             if form is None or form.integers or set(form.floats) != set(self._states[segment]):
@@ -325,8 +323,10 @@ def _who_takes_what(
 
 
 class _Source:
-    """A set of files and the tables for their rows. The files are read twice: to check and to
-    import."""
+    """A set of files and the tables for their rows.
+
+    The files are read twice: to check and to import.
+    """
 
     def __init__(
         self,

@@ -60,8 +60,10 @@ def file_name(table: str) -> str:
 
 
 def find_files(base: str | Path) -> FileSet:
-    """Returns the files of `base`. All n of n must exist, with a single n. Other files are
-    ignored."""
+    """Returns the files of `base`.
+
+    All n of n must exist, with a single n. Other files are ignored.
+    """
     base = Path(base)
     files = _whole_set(base)
     if not files:
@@ -87,8 +89,7 @@ def find_bases(folder: Path) -> list[Path]:
 
 
 def first_base(folder: str | Path, names: Sequence[str]) -> Path:
-    """Returns the first of a table's names that has files: its shared name, then its older
-    names."""
+    """Returns the first of a table's names that has files: its shared name, then older ones."""
     if not names:
         raise InputError("names is empty; give the table's shared name, then its other names.")
     folder = Path(folder)

@@ -25,8 +25,9 @@ _ON_CPU_DIVISOR = 8  # divides the length if both ends are in host memory
 
 
 def sent_elements(kind: str, total_len: int) -> float:
-    """Returns how many elements a process sends for `total_len`. May be a fraction, which is
-    invalid.
+    """Returns how many elements a process sends for `total_len`.
+
+    May be a fraction, which is invalid.
 
     >>> sent_elements("c2c", 8192000), sent_elements("g2g", 8192000)
     (1024000.0, 8192000)
@@ -55,8 +56,10 @@ class Windows:
 
     @property
     def goodputs_gbps(self) -> list[float]:
-        """Bits of all float32 elements divided by the time, per window. It is not the wire
-        bandwidth."""
+        """Bits of all float32 elements divided by the time, per window.
+
+        It is not the wire bandwidth.
+        """
         return [self.elements * 32 / ms / 1e6 for ms in self.latency_ms]
 
     @property
@@ -102,8 +105,9 @@ def byteps_benchmark_ar(
     transport: Transport | None = None,
     environ: Environ | None = None,
 ) -> list[float]:
-    """Averages a float32 tensor over all processes. Returns the goodput of all windows but the
-    first.
+    """Averages a float32 tensor over all processes.
+
+    Returns the goodput of all windows but the first.
 
     `op` is Monolith's name, "pushpull" or "allreduce". The transport has only one operation for
     both.

@@ -81,8 +81,7 @@ class GpuOptions:
     force_gpu_compatible: bool = False
 
     def apply(self) -> None:
-        """Selects the device, limits its memory, and reserves the memory at once unless it may
-        grow.
+        """Selects the device, limits its memory, and reserves it at once unless it may grow.
 
         With `force_gpu_compatible`, host tensors that torch's factory functions create in this
         thread are pinned from now on. Without CUDA it does nothing.

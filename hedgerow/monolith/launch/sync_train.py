@@ -110,8 +110,10 @@ def _start(
     environ: Changing,
     address_of: Callable[[str], str],
 ) -> Transport:
-    """Starts the transports. All libraries are looked up first, so a missing one leaves nothing
-    started."""
+    """Starts the transports.
+
+    All libraries are looked up first, so a missing one leaves nothing started.
+    """
     first = if_installed("byteps") if with_byteps else None
     if with_byteps and first is None:
         _log.warning("%s asks for BytePS, which is not installed", env.WITH_BYTEPS)
@@ -176,8 +178,7 @@ class BroadcastHook:
 
     @torch.no_grad()
     def on_start(self, model: nn.Module, optimizer: Any, step: int) -> None:
-        """Broadcasts one flat bucket per dtype and device, so that small tensors share a
-        message."""
+        """Broadcasts one flat bucket per dtype and device, so small tensors share a message."""
         tensors = [*model.parameters(), *model.buffers()]
         kinds = dict.fromkeys((t.dtype, t.device) for t in tensors)
         for kind in kinds:

@@ -40,8 +40,7 @@ class LaunchFlags:
 
 @dataclass(slots=True, kw_only=True)
 class SyncTrainConfig:
-    """The settings that `init_sync_train_and_update_conf` changes after the processes are
-    connected.
+    """The settings that `init_sync_train_and_update_conf` changes after connecting.
 
     >>> SyncTrainConfig(uuid="job7", model_dir="/models").num_workers
     1
@@ -127,8 +126,10 @@ _log = logging.getLogger(__name__)
 
 
 class Transport(Protocol):
-    """Exchanges tensors between processes. All processes must make the same calls in the same
-    order."""
+    """Exchanges tensors between processes.
+
+    All processes must make the same calls in the same order.
+    """
 
     name: str
     timers: OpTimers
@@ -279,8 +280,7 @@ def if_installed(name: str) -> ModuleTransport | None:
 
 
 def asked_for(environ: Environ | None = None, transport: str = "auto") -> Transport:
-    """Returns the transport that the environment selects, or torch if it is missing or none is
-    selected.
+    """Returns the transport that the environment selects, torch if none or a missing one.
 
     >>> asked_for({}).name
     'torch'

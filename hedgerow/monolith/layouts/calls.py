@@ -183,8 +183,9 @@ def nest_layout(
 def _flat(
     embeddings: Sequence[Tensor] | Tensor, cut: bool, index: tuple[Tensor, Tensor, Tensor]
 ) -> list[Tensor]:
-    """Returns every list of vectors as a flat tensor. Raises unless all are on the index tensors'
-    device.
+    """Returns every list of vectors as a flat tensor.
+
+    Raises unless all are on the index tensors' device.
 
     torch would pick one of several devices, and its errors are not ValueErrors.
     """
@@ -285,8 +286,7 @@ def fused_embedding_to_layout_grad_versioned(
     fid_list_row_splits: Sequence[Tensor] | None = None,
     emb_lengths: Counts | None = None,
 ) -> list[Tensor]:
-    """Like `fused_embedding_to_layout_grad`, with the input format of a version, for one
-    request."""
+    """Like `fused_embedding_to_layout_grad`, with a version's input format, for one request."""
     words = to_element_encoding(fid_offset, version, config, num_shards, fid_list_row_splits)
     return fused_embedding_to_layout_grad(
         embeddings,

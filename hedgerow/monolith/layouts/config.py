@@ -238,8 +238,7 @@ class FeatureConfigs:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> FeatureConfigs:
-        """Builds the configuration from its JSON form: `{"features": {name: ...}, "outs": {name:
-        ...}}`."""
+        """Builds the configuration from its JSON form: `{"features": {...}, "outs": {...}}`."""
         _keys("config", value, {"features", "outs"}, set())
         return FeatureConfigs(
             {name: _feature(name, one) for name, one in value["features"].items()},

@@ -195,8 +195,10 @@ class Indices:
         )
 
     def check(self) -> native.LayoutBatch:
-        """Raises an error for an invalid index. Returns the same as `core`, on the CPU. Blocks on a
-        device."""
+        """Raises an error for an invalid index.
+
+        Returns the same as `core`, on the CPU. Blocks on a device.
+        """
         host = self
         if self.fid_offset.device.type != "cpu":
             index = (self.fid_offset.cpu(), self.feature_offset.cpu(), self.nfl_offset.cpu())

@@ -205,8 +205,7 @@ def fused_embedding_to_layout_grad(
     parallel_flag: int = 0,
     version: int = 3,
 ) -> list[Tensor]:
-    """Returns the gradient of each of `embeddings_list` for one request, multiplied by the
-    scale."""
+    """Returns the gradient of each of `embeddings_list` for one request, times the scale."""
     return fused_embedding_to_layout_grad_versioned(
         embeddings_list,
         _config(feature_cfgs, variant_type),

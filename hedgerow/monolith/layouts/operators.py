@@ -82,8 +82,10 @@ def _ready(
 
 
 def _begins(tensors: Sequence[Tensor]) -> list[int]:
-    """Returns the start of each tensor in values from the start of the first. All have one
-    dtype."""
+    """Returns the start of each tensor in values from the start of the first.
+
+    All have one dtype.
+    """
     first, size = tensors[0].data_ptr(), tensors[0].element_size()
     return [(one.data_ptr() - first) // size if one.numel() else 0 for one in tensors]
 
@@ -98,8 +100,10 @@ def _work(plan: LayoutTasks, device: torch.device) -> LayoutTaskTensors:
 
 
 def _cells(plan: LayoutTasks) -> list[list[Task]]:
-    """Returns tasks grouped by what they write. All tasks of an added output form one group, in
-    order."""
+    """Returns tasks grouped by what they write.
+
+    All tasks of an added output form one group, in order.
+    """
     adding = {task.output for task in plan.tasks if task.adds}
     cells: dict[object, list[Task]] = {}
     for number, task in enumerate(plan.tasks):
@@ -401,8 +405,7 @@ def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
 
 
 def _twice_backward(ctx: Any, lists: list[Tensor | None]) -> tuple[Any, ...]:
-    """Computes the gradient of the gradient, which is linear: the op on the lists' incoming
-    gradients."""
+    """Computes the gradient of the gradient, which is linear: the op on incoming gradients."""
     whole = _whole(ctx, lists, [(size,) for size in ctx.sizes])
     grads = scaled(embedding_to_layout(whole, *_given(ctx)), ctx.scale)
     return (grads, *[None] * 11)

@@ -51,8 +51,9 @@ def shard_fids(
     config: FeatureConfigs,
     unique: bool,
 ) -> ShardedFids:
-    """Distributes the ids of a batch, given by feature, to the shards that own them. Runs on the
-    CPU.
+    """Distributes the ids of a batch, given by feature, to the shards that own them.
+
+    Runs on the CPU.
 
     A feature is (shared, rows): one row of ids for the whole batch, or one per sample. With
     `unique` each id of a feature is listed once. Features that are not in `config` are ignored.

@@ -30,8 +30,10 @@ def refresh_sync_config(sync_backend: SyncBackend, ps_index: int) -> bytes:
 
 
 def _extra(info: Any) -> Any:
-    """Returns the message with a replica's location. Monolith's backends already return
-    messages."""
+    """Returns the message with a replica's location.
+
+    Monolith's backends already return messages.
+    """
     if not isinstance(info, TargetInfo):
         return info
     extra = parameter_sync.ClientConfig.TargetExtraInfo(replica_id=info.replica_id)

@@ -95,8 +95,9 @@ def _tell_about(server: Any) -> None:
 
 
 class DummySyncServer:
-    """Receives pushes at `address` and keeps them. Port 0 selects a free port. There is no access
-    check.
+    """Receives pushes at `address` and keeps them.
+
+    Port 0 selects a free port. There is no access check.
 
     Inputs must end in `_id` or `_value`, as those of plain tables do. Others, such as pushes of a
     multi table, are refused with INVALID_ARGUMENT.

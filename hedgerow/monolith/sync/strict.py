@@ -79,8 +79,10 @@ class StrictTargets:
         return self._stands.get(address, ReplicaPlace())
 
     def replace(self, config: ClientConfig) -> None:
-        """Switches to a config's targets. Connections of kept targets stay open; others are
-        closed."""
+        """Switches to a config's targets.
+
+        Connections of kept targets stay open; others are closed.
+        """
         wanted = set(config.targets)
         for address in sorted(self._channels.keys() - wanted):
             self._channels.pop(address).close()

@@ -94,8 +94,9 @@ def assemble(
     front: Callable[[Configs, SlidingFilter | None], NativeMultiTable | MultiTypeTable]
     | None = None,
 ) -> SlotTables:
-    """Builds tables by slot name. With `native` all of them are one object, else there is one per
-    slot.
+    """Builds tables by slot name.
+
+    With `native` all of them are one object, else there is one per slot.
 
     With `merge` slots of equal config share a table, which `names_of` names. `front` builds the
     tables of this process, if the caller needs its own class.

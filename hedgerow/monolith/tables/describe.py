@@ -25,8 +25,9 @@ TABLE_NAME = "MonolithHashTable_"
 
 
 def monolith_names(group: MergedSlots) -> list[str]:
-    """Returns Monolith's names of the table that slots share, without the shard. The usual one is
-    first.
+    """Returns Monolith's names of the table that slots share, without the shard.
+
+    The usual one is first.
 
     >>> monolith_names(MergedSlots("any", ("slot0", "slot1")))
     ['MonolithHashTable_e21904dd414d1780e5fc904866dc69c2']

@@ -40,8 +40,9 @@ def create_hash_filters(
     filter_equal_probability: bool = False,
     filter_type: str = SLIDING,
 ) -> list[HashFilter]:
-    """Creates one filter per server, or one if there are none. They admit all ids if filters are
-    off.
+    """Creates one filter per server, or one if there are none.
+
+    They admit all ids if filters are off.
 
     `config` is Monolith's message of thresholds by slot.
 

@@ -39,8 +39,9 @@ _FC_SLOT = re.compile(r"fc_slot_[0-9]+")
 
 
 def group_names(configs: Sequence[TableConfig]) -> list[str]:
-    """Returns the name of each config's merged table. Configs that differ only in their names share
-    it.
+    """Returns the name of each config's merged table.
+
+    Configs that differ only in their names share it.
 
     The name depends on what shapes the rows: the dim and the kind of optimizer of each segment. So
     slots may join and leave, and rates, seeds, initializers and policies may change. Configs of one
@@ -214,8 +215,10 @@ class MergedMultiTypeTable:
     def lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """Returns the rows of each listed slot's ids, with one search per table. Inserts
-        nothing."""
+        """Returns the rows of each listed slot's ids, with one search per table.
+
+        Inserts nothing.
+        """
         return self._looked_up(self.below.lookup, ids, missing, step)
 
     def serving_lookup(
@@ -264,8 +267,10 @@ class MergedMultiTypeTable:
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """Performs one optimizer step per table and distinct id. `rates` must agree inside a
-        group."""
+        """Performs one optimizer step per table and distinct id.
+
+        `rates` must agree inside a group.
+        """
         merged = self._batch("grads", batch)
         return self.below.apply_gradients(
             merged,
@@ -347,8 +352,7 @@ class MergedMultiTypeTable:
 def merge_slots(
     config: MultiConfig, names_of: NamesOf | None = None
 ) -> tuple[tuple[MergedSlots, ...], dict[str, TableConfig]]:
-    """Returns the groups of slots of equal config, and the config of each group's table by its
-    name."""
+    """Returns the groups of slots of equal config, and each group's config by table name."""
     members: dict[str, list[str]] = {}
     shared: dict[str, TableConfig] = {}
     names = group_names(config.configs)

@@ -166,8 +166,10 @@ class NativeMultiTable(SlotFront):
     """
 
     def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Resets rows to first values. Returns 0 = was absent, 1 = was present, -1 = the slot is
-        unknown."""
+        """Resets rows to first values.
+
+        Returns 0 = was absent, 1 = was present, -1 = the slot is unknown.
+        """
         checks.tensor("ids", ids, torch.int64, (None,))
         if slot not in self.store.config.positions:
             return torch.full((len(ids),), -1, dtype=torch.int8)
@@ -196,8 +198,10 @@ class NativeMultiTable(SlotFront):
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """Performs one optimizer step per request, table and distinct id. `rates` are in table
-        order."""
+        """Performs one optimizer step per request, table and distinct id.
+
+        `rates` are in table order.
+        """
         cells = self._parts_of("grads", ids, grads, rates, counts)
         return parts.apply_gradients(cells, step=step, ts=ts, per_occurrence=per_occurrence)
 

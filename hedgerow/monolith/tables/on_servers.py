@@ -55,8 +55,9 @@ class DistributedTable(ServerTables):
 
 
 class DistributedMultiTypeTable(StoreFront):
-    """All tables on every server, each with its share of the rows. A call sends one request per
-    server.
+    """All tables on every server, each with its share of the rows.
+
+    A call sends one request per server.
 
     `holds` is the kind of a server's tables: a `NativeMultiTable` takes raw calls, if values are
     transferred as float32, and supports `reinitialize`; otherwise calls are packed by slot.

@@ -61,8 +61,7 @@ class QueueDepths:
 
 @dataclass(frozen=True, slots=True)
 class BatchSteps(Generic[A, B]):
-    """The steps of a batch: `start` a lookup, `arrive` with its rows, `send` gradients, `update`
-    rows.
+    """Steps of a batch: `start` a lookup, `arrive` with rows, `send` gradients, `update` rows.
 
     Each takes an item that carries its step and time.
     """

@@ -167,8 +167,10 @@ class PartitionedTables:
     def gradients(
         self, pulled: LookedUpBatch, layouts: Given, *, scale: float | None = None
     ) -> Float32[Tensor, "floats"]:
-        """Returns the gradients of the rows from those of layouts. Missing gradients count as
-        zeros."""
+        """Returns the gradients of the rows from those of layouts.
+
+        Missing gradients count as zeros.
+        """
         sharded = pulled.sharded
         (grads,) = fused_embedding_to_layout_grad(
             pulled.rows,
@@ -265,8 +267,7 @@ class PartitionedTables:
 def by_list(
     sharded: ShardedFids, flat: Float32[Tensor, "floats"]
 ) -> list[Float32[Tensor, "values"]]:
-    """Returns a flat tensor by shard, then table, as a list by table, then shard, without
-    copies."""
+    """Returns a flat tensor by shard, then table, as a list by table, then shard; no copies."""
     lengths = sharded.emb_lengths.tolist()
     shards = len(sharded.shard_row_lengths)
     tables = len(lengths) // shards

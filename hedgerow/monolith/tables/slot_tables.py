@@ -102,8 +102,10 @@ class SlotFront:
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """Performs one optimizer step per slot and distinct id. Slots without `rates` use their
-        own."""
+        """Performs one optimizer step per slot and distinct id.
+
+        Slots without `rates` use their own.
+        """
         return parts.apply_gradients(
             self._parts("grads", batch, rates, counts),
             step=step,
@@ -237,8 +239,9 @@ class ServesLookups(Protocol):
 
 
 class StoreFront:
-    """The slots of a `RowStore` whose tables are those of `config`. Each call makes one call of the
-    store.
+    """The slots of a `RowStore` whose tables are those of `config`.
+
+    Each call makes one call of the store.
 
     >>> from hedgerow.tables.config import Segment, TableConfig
     >>> from hedgerow.tables.initializers import Zeros
@@ -298,8 +301,10 @@ class StoreFront:
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """Performs one optimizer step per slot and distinct id. Slots without `rates` use their
-        own."""
+        """Performs one optimizer step per slot and distinct id.
+
+        Slots without `rates` use their own.
+        """
         keys, flat = self._batch("grads", batch)
         return self.store.apply_gradients(
             keys,
@@ -439,8 +444,7 @@ class SlotStores:
     def serving_lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
-        """Performs `lookup` in the stores that `serving` returns, which have a separate
-        deadline."""
+        """Performs `lookup` in the stores that `serving` returns, with their own deadline."""
         if self._serving is None:
             configs = dict(zip(self.config.names, self.config.configs, strict=True))
             stores = self.stores if self._connect is None else self._connect()
@@ -471,8 +475,10 @@ class SlotStores:
         counts: SlotIds | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """Performs one optimizer step per slot and distinct id. Slots without `rates` use their
-        own."""
+        """Performs one optimizer step per slot and distinct id.
+
+        Slots without `rates` use their own.
+        """
         checked = self._batch("grads", batch)
         own_rates = dict(slot_items("rates", {} if rates is None else rates))
         own_counts = dict(slot_items("counts", {} if counts is None else counts))

@@ -22,8 +22,7 @@ _FIELDS = ("sampled", "head", "tail", "drift", "keys")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyStats:
-    """Counts of sampled ids: exact for the most frequent keys, a histogram of counts for all
-    others.
+    """Counts of sampled ids: exact for the most frequent keys, a histogram for all others.
 
     `drift` is the share of frequent keys in the later half of the sample that are absent in the
     earlier half. `keys` are the first sampled ids in order, from which routing advice is computed.
@@ -68,8 +67,7 @@ class KeyStats:
 
     @property
     def unseen_mass(self) -> float:
-        """The Good-Turing estimate that the next id is new: the share of ids that were seen
-        once."""
+        """The Good-Turing estimate that the next id is new: the share of ids seen once."""
         return dict(self.counts()).get(1, 0) / self.sampled
 
     def counts(self) -> list[tuple[int, int]]:
@@ -84,8 +82,10 @@ class KeyStats:
         return sorted(found.items(), reverse=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the statistics as a dict for JSON. Runs of equal counts in the head become one
-        pair."""
+        """Returns the statistics as a dict for JSON.
+
+        Runs of equal counts in the head become one pair.
+        """
         return {
             "sampled": self.sampled,
             "head": [list(pair) for pair in _runs(self.head)],
@@ -96,8 +96,10 @@ class KeyStats:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> KeyStats:
-        """Returns the statistics from their dict form. Raises for missing, unknown or invalid
-        fields."""
+        """Returns the statistics from their dict form.
+
+        Raises for missing, unknown or invalid fields.
+        """
         if not isinstance(values, Mapping) or not {"sampled", "head", "tail"} <= set(values):
             raise ConfigError(
                 f"{_short(values)} is not key statistics; it must be a dict with sampled, head and "

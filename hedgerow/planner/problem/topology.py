@@ -97,8 +97,10 @@ class Topology:
             )
 
     def _spread(self, name: str, count: int) -> None:
-        """Turns a list into a tuple after checking that it has `count` sizes. A single number stays
-        one."""
+        """Turns a list into a tuple after checking that it has `count` sizes.
+
+        A single number stays one.
+        """
         value = getattr(self, name)
         many = not isinstance(value, int)
         values = tuple(value) if many else (value,)
@@ -163,8 +165,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Memory that a plan leaves free: fractions of each device's HBM and each machine's host
-    memory.
+    """Memory that a plan leaves free: fractions of each device's HBM and machine's host memory.
 
     Fixed bytes are subtracted after the fractions, for example for dense parameters and input
     batches.

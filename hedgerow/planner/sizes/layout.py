@@ -12,8 +12,7 @@ from ..problem.table_spec import STATE_PER_VALUE, TableSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """The slots of one hash table: how many a number of rows needs, and their bytes without row
-    values.
+    """The slots of a hash table: how many its rows need, and their bytes without row values.
 
     >>> strict = Slots(slot_bytes=21, bucket=128, bucket_bytes=4)
     >>> strict.count(1000), strict.metadata(1000)

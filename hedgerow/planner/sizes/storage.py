@@ -63,8 +63,7 @@ class StepLoad:
         return rows * world * spec.dim
 
     def row_values(self, spec: TableSpec, world: int) -> Fraction:
-        """Returns the values that a rank holds if rows are exchanged: those it sends and those it
-        receives."""
+        """Returns the values that a rank holds if rows are exchanged: those sent and received."""
         return self.ids(spec) * spec.dim * min(world, 2)
 
     def buffers(self, spec: TableSpec, world: int, *, rows_travel: bool = False) -> int:
@@ -93,8 +92,9 @@ def exact(value: float) -> Fraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Bytes of one rank: `hbm` of its device, `ddr` of host memory. The other sizes are parts of
-    them.
+    """Bytes of one rank: `hbm` of its device, `ddr` of host memory.
+
+    The other sizes are parts of them.
 
     `metadata` is everything besides the values, `counter` the counts of admission, `io` the buffers
     of a step.
@@ -215,8 +215,7 @@ def rows_per_rank(spec: TableSpec, world: int, layout: Layout) -> int:
 
 
 def _spread(ids: int, spec: TableSpec, world: int, layout: Layout) -> int:
-    """Returns the most of `ids` that one rank should expect: its share plus some standard
-    deviations."""
+    """Returns the most of `ids` that a rank should expect: its share plus some deviations."""
     share = -(-ids // world)
     if layout.spread == 0 or spec.dist_type == "continuous":
         return share

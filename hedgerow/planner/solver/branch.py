@@ -67,8 +67,10 @@ class _Moves:
         return part - part[self._rows, self.choice][:, None]
 
     def repair(self, regret: Floats) -> bool:
-        """Makes the move that reduces the excess most per regret. Returns False if no move reduces
-        it."""
+        """Makes the move that reduces the excess most per regret.
+
+        Returns False if no move reduces it.
+        """
         problem = self._problem
         hbm = self._hbm + self._changed(problem.hbm)
         ddr = self._ddr + self._changed(problem.ddr)
@@ -83,8 +85,10 @@ class _Moves:
         return True
 
     def improve(self) -> bool:
-        """Makes the move that saves most and still fits. Returns False if no move saves
-        anything."""
+        """Makes the move that saves most and still fits.
+
+        Returns False if no move saves anything.
+        """
         problem = self._problem
         saved = -self._changed(problem.cost)
         fits = (self._hbm + self._changed(problem.hbm) <= problem.hbm_limit) & (
@@ -124,8 +128,9 @@ def branch(
     visits: float = math.inf,
     within: int | None = None,
 ) -> Searched:
-    """Returns the best answer of the core under the tie rule. `answer` is one that is already
-    known.
+    """Returns the best answer of the core under the tie rule.
+
+    `answer` is one that is already known.
 
     The search stops at the deadline, or after `visits` nodes. With `within` it stops at the first
     answer that costs at most that much, and ignores others.
@@ -153,8 +158,9 @@ def branch(
 
 
 def _visit(node: Core, limit: int, late: bool) -> tuple[ChosenOptions | None, list[Core], float]:
-    """Returns an answer of the node, its children, and their bound. No children: the node is
-    settled.
+    """Returns an answer of the node, its children, and their bound.
+
+    No children: the node is settled.
 
     When it is late, only fast steps are done.
     """
@@ -198,8 +204,10 @@ def _margins(relaxation: Relaxation, node: Core, limit: int) -> list[int]:
 
 
 def _last(node: Core, relaxation: Relaxation, limit: int) -> set[int]:
-    """Returns {limit} if few enough options are within it, else nothing. Equal tables count
-    once."""
+    """Returns {limit} if few enough options are within it, else nothing.
+
+    Equal tables count once.
+    """
     problem = node.problem
     within = problem.there & (relaxation.regret <= relaxation.beyond(limit - node.cost))
     tables = np.flatnonzero(within.sum(axis=1) > 1)
@@ -213,8 +221,7 @@ def _last(node: Core, relaxation: Relaxation, limit: int) -> set[int]:
 
 
 def _children(node: Core, relaxation: Relaxation, kept: Bools) -> Iterator[Core]:
-    """Yields two halves of the node: the options of the most split table, divided by their
-    memory."""
+    """Yields two halves of the node: the most split table's options, divided by memory."""
     problem = node.problem
     rows = np.arange(problem.tables)
     spreads = []
@@ -244,8 +251,9 @@ _ROOM_OF_NEAREST = 100_000
 
 
 def nearest(core: Core, limit: int | None = None) -> ChosenOptions | None:
-    """Returns an answer at the bound if it finds one, else a close one. With `limit`, any within
-    it.
+    """Returns an answer at the bound if it finds one, else a close one.
+
+    With `limit`, any within it.
 
     If one memory can be traded for the other at one price everywhere, all options are equally good
     and branch and bound does not end. Then many sums fill the budget to the byte, and random search

@@ -208,8 +208,10 @@ class Core:
     ddr: int = 0
 
     def narrowed(self, kept: Bools) -> Core:
-        """Returns the core with only the options in `kept`. A table with one option becomes
-        settled."""
+        """Returns the core with only the options in `kept`.
+
+        A table with one option becomes settled.
+        """
         left = self.problem.keep(kept)
         one = ~left.there[:, 1:].any(axis=1)
         settled = self.settled.copy()

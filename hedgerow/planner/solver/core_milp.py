@@ -46,8 +46,7 @@ def available() -> bool:
 
 
 def by_highs(core: Core, answer: ChosenOptions, deadline: float) -> tuple[ChosenOptions, float]:
-    """Returns an answer that costs at most as much as `answer`, and a proven lower bound of the
-    cost.
+    """Returns an answer that costs at most as much as `answer`, and a proven lower bound.
 
     Options whose regret is too large are removed first. The tie rule is not applied.
     """

@@ -15,8 +15,9 @@ _MOST_CELLS = 2**20
 
 
 class PairIndex:
-    """An index of choices by their two sizes. Each query window meets at most two cells of HBM
-    sizes.
+    """An index of choices by their two sizes.
+
+    Each query window meets at most two cells of HBM sizes.
 
     >>> spare = np.array([3]), np.array([9])
     >>> index = PairIndex(np.array([1, 5, 9]), np.array([4, 4, 4]), spare)
@@ -94,8 +95,7 @@ class Half:
 def cheapest(
     core: Core, relaxation: Relaxation, limit: int, room: int
 ) -> tuple[ChosenOptions | None, bool]:
-    """Returns the best choice that costs at most `limit`, or None, and whether the search was
-    complete.
+    """Returns the best choice that costs at most `limit` or None, and whether all were searched.
 
     A half with more than `room` choices ends the search. A choice costs more than the bound by its
     regret and the worth of the memory it leaves free. So only options, sums and pairs within that
@@ -117,8 +117,7 @@ def cheapest(
 
 
 def _split(kept: Bools, regret: Floats) -> tuple[Ints, Ints]:
-    """Returns the open tables as two halves with similar numbers of options, each in table
-    order."""
+    """Returns the open tables as two halves with similar option counts, each in table order."""
     open_tables = np.flatnonzero(kept.sum(axis=1) > 1)
     second = np.where(kept[open_tables], regret[open_tables], np.inf)
     second = np.sort(second, axis=1)[:, 1] if second.size else second.ravel()
@@ -156,8 +155,7 @@ def _half(
 
 
 def _first_of_equals(cost: Ints, hbm: Ints, ddr: Ints) -> Ints | None:
-    """Returns the rising indices of the first of each group of equal choices, or None if none are
-    equal."""
+    """Returns the rising indices of the first of each group of equal choices, or None."""
     mixed = np.sort(cost * _MIX[0] + hbm * _MIX[1] + ddr * _MIX[2])  # overflow is intended
     if not (mixed[1:] == mixed[:-1]).any():
         return None

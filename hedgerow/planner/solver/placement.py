@@ -45,8 +45,7 @@ def aggregate(
     deadline: float,
     room: float = 1.0,
 ) -> Aggregate | None:
-    """Returns the bound of placements in which no whole table takes more than `longest`
-    nanoseconds.
+    """Returns the bound of placements whose whole tables take at most `longest` nanoseconds.
 
     The memory of all ranks counts as one, as does host memory; a share `room` of it may be used.
     Returns None if even that does not fit.
@@ -140,8 +139,10 @@ class _Asked:
         self._each = np.where(self._whole, 0, problem.cost // ranks.count)
 
     def possible(self, busiest: int) -> list[Options]:
-        """Returns rounded choices whose busiest rank may be at most `busiest`. Empty if it is
-        impossible."""
+        """Returns rounded choices whose busiest rank may be at most `busiest`.
+
+        Empty if it is impossible.
+        """
         found, edges = [], np.linspace(busiest, 0, _STEPS + 1).astype(np.int64)
         for longest, shortest in itertools.pairwise(edges):
             there = self._problem.there & (~self._whole | (self._problem.cost <= longest))
@@ -161,8 +162,7 @@ Key = tuple[int, int, int, int]  # busiest rank, sum, HBM, host memory; less is 
 
 
 class ExactPlacement:
-    """Depth-first search in the order of tables, options and ranks, so that the first of equals is
-    kept."""
+    """Depth-first search by tables, options and ranks, so that the first of equals is kept."""
 
     def __init__(
         self, tables: Sequence[PlacementTable], ranks: RankLimits, most_steps: int
@@ -209,8 +209,7 @@ def _key(loads: Loads, total: int, single: int) -> Key:
 
 
 def _least_after(tables: Sequence[PlacementTable], ranks: RankLimits) -> list[tuple[int, int]]:
-    """Returns, from each table on, the least time on all ranks and the largest least time of a
-    table."""
+    """Returns, from each table on, the least time on all ranks and the largest least time."""
     total, single, found = 0, 0, [(0, 0)]
     for table in reversed(tables):
         options = table.options

@@ -96,8 +96,7 @@ class Relaxation:
     doubt: float  # how far rounding may have moved the bound or a sum of regrets
 
     def beyond(self, limit: int) -> float:
-        """Returns the regret above which no option is part of a choice that costs at most
-        `limit`."""
+        """Returns the regret above which no option is in a choice that costs at most `limit`."""
         return limit - self.bound + self.doubt
 
     @property

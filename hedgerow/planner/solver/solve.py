@@ -94,8 +94,7 @@ def shortfalls(problem: ChoiceProblem, budget: Budget) -> tuple[Shortfall, Short
 
 
 def least_with(problem: ChoiceProblem, wanted: Ints, other: Ints, limit: int) -> int | None:
-    """Returns the least sum of one memory with the other within `limit`, or None if that is
-    impossible."""
+    """Returns the least sum of one memory with the other within `limit`, or None."""
     asked = replace(
         problem, cost=wanted, hbm=other, ddr=np.zeros_like(other), hbm_limit=limit, ddr_limit=0
     )
@@ -201,8 +200,7 @@ def _fitting(core: Core, found: Searched) -> Searched:
 
 
 def _prices(problem: ChoiceProblem) -> Prices:
-    """Returns the memory prices of the full problem, including options that do not fit at
-    present."""
+    """Returns the memory prices of the full problem, with options that do not fit at present."""
     relaxation = relax(problem)
     if relaxation is None:
         return Prices()

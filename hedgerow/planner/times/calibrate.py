@@ -147,8 +147,7 @@ class MeasuredColumns:
         return (*found, *(["overlap"] if self._plain_tiers else []))
 
     def errors(self, names: tuple[str, ...]) -> Callable[[Floats], Floats]:
-        """Returns a function from the parameters' logarithms to ln(predicted / measured) of all
-        points."""
+        """Returns a function from log parameters to ln(predicted / measured) of all points."""
 
         def of(logs: Floats) -> Floats:
             values = dict(zip(names, np.exp(logs).tolist(), strict=True))
@@ -454,8 +453,7 @@ def _fastest(points: Sequence[Point], device_name: str) -> dict[str, float]:
 
 
 def _promotion(points: Sequence[Point]) -> float | None:
-    """Returns how close HYBRID's fast rows come to the most frequent ones, between 0 and 1, or
-    None."""
+    """Returns how close HYBRID's fast rows come to the most frequent ones (0 to 1), or None."""
     shares = [p.seen.promoted for p in points if p.kind == "hits"]
     return min(1.0, max(0.0, float(np.median(shares)))) if shares else None
 

@@ -88,8 +88,8 @@ class PointCounts:
     """Counts that belong to a measured time.
 
     `moved_rows` is the number of rows promoted to a hybrid's fast tier per step, None if not
-    counted. `spread` is how much longer the slowest repetition took than the fastest, which is
-    noise of the machine. `quiet` is False if other work on the machine was noticed.
+    counted. `spread` is how much longer the second fastest pass took than the fastest, which is
+    noise of the machine. `quiet` is False if no round was measured on a quiet machine.
 
     Points of kind "hits" have `promoted`: how close the fast rows come to the most frequent ones.
     Of the keys that the most frequent rows would serve and a split by hash would not, it is the
@@ -318,8 +318,10 @@ class Calibration:
 
 
 def _point(values: Mapping[str, Any]) -> Point:
-    """Returns a point from its dict form. Also reads the older form with a share and hottest
-    rows."""
+    """Returns a point from its dict form.
+
+    Also reads the older form with a share and hottest rows.
+    """
     known, seen = dict(values), dict(values.get("seen", {}))
     factor, hottest = known.pop("factor", 0.0), known.pop("hottest", 0.0)
     if hottest > factor:

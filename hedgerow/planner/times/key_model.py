@@ -1,5 +1,4 @@
-"""The probability of each key of a table, and the distinct keys and hit rates that follow from
-it."""
+"""The probability of each key of a table, and the resulting distinct keys and hit rates."""
 
 from __future__ import annotations
 
@@ -63,11 +62,14 @@ def zipf(rows: int, exponent: float = EXPONENT) -> KeyModel:
 
 @lru_cache(maxsize=_KEPT)
 def from_stats(stats: KeyStats, rows: int) -> KeyModel:
-    """Returns the model that fits a sample, for at least `rows` keys.
+    """Returns the model that fits a sample.
 
     Frequent keys have the share that they have in the sample. For all other keys, sampled or not, a
     single count says little. They share the remaining probability as a power of their rank. The
     exponent is chosen so that a sample of this size has as many distinct keys as were seen.
+
+    With rare keys in the sample, the model has `rows` keys, or all sampled keys if these are more.
+    Without them it has only the sampled keys.
     """
     if not isinstance(stats, KeyStats):
         raise ConfigError(f"stats is {stats!r}; give KeyStats, as `key_stats` makes them.")
@@ -134,8 +136,7 @@ def _below_one(chance: Floats) -> Floats:
 
 
 def _power_bins(first: int, last: int, exponent: float) -> tuple[Floats, Floats]:
-    """Returns bins of ranks first+1 to last: the mean of rank ** -exponent, and the number of
-    ranks."""
+    """Returns bins of ranks first+1 to last: the mean of rank ** -exponent, and their ranks."""
     edges = _edges(first, last)
     low, high = edges[:-1], edges[1:]
     width = high - low
@@ -167,8 +168,7 @@ _EXACT = 1e-7  # relative error of the number of cached keys
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DistinctKeys:
-    """How a step uses a table: `chance[i]` is the probability that each of `keys[i]` keys occurs in
-    it.
+    """The use of a table in a step: `chance[i]` is the probability of each of `keys[i]` keys.
 
     `distinct` is the mean number of distinct keys per step.
 
@@ -193,8 +193,7 @@ class DistinctKeys:
         return cached_rows < self.distinct
 
     def split_hit(self, share: float) -> float:
-        """Returns the hit rate if a hash selects the rows of the fast tier, with this share of
-        them."""
+        """Returns the hit rate if a hash selects this share of the rows for the fast tier."""
         return _share(share)
 
     def frequency_hit(self, cached_rows: float) -> float:
@@ -276,8 +275,7 @@ def _held(time: Floats, log: Floats, keys: Floats) -> Floats:
 
 
 def _log_absent(chance: Floats) -> Floats:
-    """Returns ln of the probability that a key is not in a step, below 0 even for the rarest
-    keys."""
+    """Returns ln of the probability that a key is not in a step, always below 0."""
     return np.minimum(np.log1p(-np.minimum(chance, 1 - 1e-15)), -1e-300)
 
 

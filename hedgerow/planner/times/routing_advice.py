@@ -96,7 +96,7 @@ def _by_rank(names: Tensor, counts: Tensor, router: Router) -> list[list[tuple[i
 
 @dataclass(frozen=True, slots=True)
 class RoutingAdvice:
-    """Advice on the routing rule of a table. It is never applied automatically."""
+    """Advice on the routing rule of a table. It changes nothing by itself."""
 
     table: str
     dist_type: str  # the table's present rule

@@ -243,8 +243,7 @@ class TimeParameters:
 
 
 def overlapped(near_ms: float, far_ms: float, overlap: float) -> float:
-    """Returns the time of two tiers: their sum at overlap 1, almost the larger one at a large
-    overlap.
+    """Returns the time of two tiers: their sum at overlap 1, almost the larger one at a large one.
 
     >>> overlapped(3.0, 4.0, 1), overlapped(3.0, 4.0, 2), round(overlapped(3.0, 4.0, 64.0), 6)
     (7.0, 5.0, 4.0)
@@ -256,8 +255,8 @@ def overlapped(near_ms: float, far_ms: float, overlap: float) -> float:
 N = TypeVar("N", float, NDArray[np.float64])
 """A value of one step, or a column of values of many steps."""
 SPARE, STEPS_SPARE, MOST_SPARE = 512, 4, 64
-"""Slots that a cache frees in advance, as fractions of its rows (1/SPARE to 1/MOST_SPARE) and in
-steps of misses."""
+"""How many slots a cache frees at once: twice 1/SPARE of its rows, or twice the misses of
+STEPS_SPARE steps if that is more, but at most twice 1/MOST_SPARE of its rows."""
 MOVE_STEPS, SOON_STEPS, MANY = 16, 2, 5
 """A hybrid searches for rows to promote every 16th step, or every 2nd if one id in 5 is on the
 host."""
@@ -317,8 +316,9 @@ def moves(
     fast_rows: float,
     moved: float | None = None,
 ) -> float:
-    """Returns how often per step rows move. `missed` is the number of keys on the host, of all
-    tables.
+    """Returns how often per step rows move.
+
+    `missed` is the number of keys on the host, of all tables.
 
     A hybrid moves rows of each table separately; caches do so together. A cache of unknown size
     (infinitely many rows) moves none. Each search of a hybrid moves rows, unless `moved` gives the
@@ -365,8 +365,10 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[N]):
-    """The work of a step. `read` and `write` are bytes per key, `id_bytes` bytes of an id's
-    vector."""
+    """The work of a step.
+
+    `read` and `write` are bytes per key, `id_bytes` bytes of an id's vector.
+    """
 
     keys: N  # distinct keys of all tables
     ids: N  # with repetitions
@@ -446,8 +448,7 @@ FEW_IDS = 8192
 
 
 class HostIds(NamedTuple):
-    """The ids of a step whose vectors the host handles, those that a single thread handles, and how
-    often all threads must be woken up."""
+    """The ids of a step whose vectors the host handles, and how threads share them."""
 
     handled: float
     alone: float

@@ -22,8 +22,7 @@ _KEPT = 8192  # tables whose sums are kept for the variants of each
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Predictions for a table on one rank: milliseconds per step, hit rate, distinct keys per
-    step."""
+    """Predictions for a table on a rank and step: milliseconds, hit rate, distinct keys."""
 
     ms: float
     hit_rate: float
@@ -170,8 +169,7 @@ def _lookup_ms(
     calibration: Calibration,
     uses: tuple[float, float, float, int],
 ) -> float:
-    """Returns the lookup time of one table, from its distinct keys, ids, hits and similar
-    tables."""
+    """Returns a table's lookup time from its distinct keys, ids, hits and similar tables."""
     costs, links = calibration.parameters, topology.links
     distinct, ids, hits, alike = uses
     cpu = topology.device == "cpu"
@@ -210,8 +208,10 @@ def _lookup_ms(
 def _exchange_ms(
     spec: TableSpec, topology: Topology, calibration: Calibration, sent_keys: float
 ) -> float:
-    """Returns the exchange time. Keys are sent, rows returned, gradients sent; each key travels
-    once."""
+    """Returns the exchange time.
+
+    Keys are sent, rows returned, gradients sent; each key travels once.
+    """
     costs, links = calibration.parameters, topology.links
     world, local = topology.world, min(topology.world, topology.ranks_per_machine)
     per_rank = sent_keys / world * (_KEY_BYTES + 2 * spec.dim * spec.element_bytes)
