@@ -24,7 +24,7 @@ Collect = Callable[[ReadRecord, Sequence[Tensor | None]], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchKeys:
-    """The record of a read in which the rows of each feature's ids were one output.
+    """What an update needs of a read that returned the rows of all ids, one tensor per feature.
 
     `at` is the lookup without its rows. `learner` is None: the store itself makes the update.
     """
@@ -36,7 +36,8 @@ class BatchKeys:
     @staticmethod
     def of(keys: FeatureKeys, found: Lookup) -> tuple[Outputs, BatchKeys]:
         """Returns the outputs, and a record that holds the lookup without its rows."""
-        return keys.rows(found), BatchKeys(keys, replace(found, rows=found.rows[:0].clone()))
+        nothing = found.rows[:0].clone()  # a view would keep all rows alive
+        return keys.rows(found), BatchKeys(keys, replace(found, rows=nothing))
 
     @property
     def features(self) -> tuple[TableFeature, ...]:
@@ -140,8 +141,8 @@ def _largest(
     """Returns the largest value of each column of each bag.
 
     Of equal values, the first gets the gradient, as in `nn.EmbeddingBag(mode="max")`.
-    `torch.segment_reduce` would divide a gradient among equal values, but only where it is
-    positive.
+    `torch.segment_reduce` would divide a positive gradient among equal values, and a negative one
+    not.
     """
     if len(splits) == 1:
         return rows.new_empty(0, rows.shape[1])

@@ -83,8 +83,8 @@ def save(
         overwrite: Whether to replace a complete checkpoint. It stays valid until then.
         **of_tables: Options for tables: `router` (one, or one per table by name; without it all
             rows lie in one shard), `blobs` (named bytes), `keep` (which ids and times to save;
-            without it rows that have expired are left out), `consumer` (a consumer of touched
-            keys, for later increments) and `report` (called with the progress).
+            without it rows that have expired are left out), `consumer` (the name of a reader of
+            touched keys, for later increments) and `report` (called with the progress).
 
     >>> import tempfile, torch, hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -96,7 +96,7 @@ def save(
     (7, 2)
     """
     if isinstance(what, nn.Module):
-        _only_tables("save", of_tables)
+        _refuse_table_options("save", of_tables)
         return save_model_now(
             what,
             path,
@@ -106,7 +106,7 @@ def save(
             metadata=metadata,
             overwrite=overwrite,
         )
-    _only_models("save", optimizer=optimizer, extras=extras)
+    _refuse_model_options("save", optimizer=optimizer, extras=extras)
     return save_tables(
         _tables("save", what),
         path,
@@ -141,7 +141,7 @@ def save_async(
     0
     """
     if isinstance(what, nn.Module):
-        _only_tables("save_async", of_tables)
+        _refuse_table_options("save_async", of_tables)
         return save_model_async(
             what,
             path,
@@ -151,7 +151,7 @@ def save_async(
             metadata=metadata,
             overwrite=overwrite,
         )
-    _only_models("save_async", optimizer=optimizer, extras=extras)
+    _refuse_model_options("save_async", optimizer=optimizer, extras=extras)
     return save_tables_async(
         _tables("save_async", what),
         path,
@@ -176,10 +176,10 @@ def save_increment(
 ) -> CheckpointManifest:
     """Adds the rows that changed to the checkpoint in `path`, deletions included.
 
-    `changed` names the ids of each table. Instead of it, `consumer` names the consumer of touched
-    keys that the save before was given; its keys go back to it if the save fails. An id without a
-    row is saved as a deletion, and so is an id that has expired or that `keep` leaves out. All rows
-    are of one instant. Models are not supported yet: save their tables.
+    `changed` names the ids of each table. Instead of it, pass the `consumer` that the save before
+    was given: the table knows which keys changed since. It keeps them if this save fails. An id
+    without a row is saved as a deletion, and so is an id that has expired or that `keep` leaves
+    out. All rows are of one instant. Models are not supported yet: save their tables.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -253,8 +253,8 @@ def load(
     saved under another `dist_type` is refused unless `reroute` is set. Every rank of a distributed
     model calls it and takes the rows it owns, however many ranks saved it.
 
-    Nothing in a checkpoint is executed. Checkpoints of version 0.1 hold their dense part in a form
-    that can run code when it is read. They load only if `trusted` is set.
+    Loading executes no code from a checkpoint. The dense part of a checkpoint of version 0.1 can
+    run code when it is read; such a checkpoint loads only if `trusted` is set.
 
     Args:
         what: A model, a table, or several tables.
@@ -278,11 +278,11 @@ def load(
     {'item': 2}
     """
     if isinstance(what, nn.Module):
-        _only_tables("load", of_tables)
+        _refuse_table_options("load", of_tables)
         return load_model(
             what, path, optimizer=optimizer, extras=extras, reroute=reroute, trusted=trusted
         )
-    _only_models("load", optimizer=optimizer, extras=extras, trusted=trusted or None)
+    _refuse_model_options("load", optimizer=optimizer, extras=extras, trusted=trusted or None)
     return load_tables(path, _tables("load", what), reroute=reroute, **of_tables)
 
 
@@ -302,12 +302,12 @@ def _tables(verb: str, what: Any) -> list[Any]:
         ) from error
 
 
-def _only_tables(verb: str, given: Mapping[str, object]) -> None:
+def _refuse_table_options(verb: str, given: Mapping[str, object]) -> None:
     if given:
         raise InputError(f"{verb} of a model takes no {', '.join(sorted(given))}; tables do.")
 
 
-def _only_models(verb: str, **given: object) -> None:
+def _refuse_model_options(verb: str, **given: object) -> None:
     named = sorted(name for name, value in given.items() if value is not None)
     if named:
         raise InputError(f"{verb} of tables takes no {', '.join(named)}; a model does.")

@@ -138,8 +138,9 @@ def distribute(
     ranks = RankGroup(own_group())
     _check(model, collections, ranks, {"reduce": reduce, "wire": wire, "plan": _kind(plan)})
     _follow(model, plan, ranks)
-    # Updates run at the end of a backward, and `hr.prefetch` may read in another thread. Each has a
-    # group of its own, apart from that of DDP. All ranks make the groups in the same order.
+    # Updates run at the end of a backward, and `hr.prefetch` may read in another thread. Reads and
+    # updates have process groups of their own, separate from that of DDP. All ranks make the groups
+    # in the same order.
     where = _where(collections)
     reads, updates = (Exchange(own_group(where), wire=wire) for _ in range(2))
     routers = routers_of(model, reads.ranks)
@@ -152,8 +153,8 @@ def distribute(
 def _share_slot_keys(model: nn.Module, ranks: RankGroup) -> None:
     """Gives each table the same slot key on all ranks, that of rank 0.
 
-    In every run that sets the key, the same ids then overflow on full devices. A checkpoint has one
-    key to save.
+    With a slot key that the user sets, repeated runs then refuse the same ids when a device is
+    full. A checkpoint saves one key.
     """
     own = tables_of(model)
     keys = ranks.tell({name: table.slot_key for name, table in own.items()})[0]
@@ -201,13 +202,13 @@ def _dense_over_ranks(model: nn.Module) -> nn.Module:
     if _is_alone() or not any(p.requires_grad for p in model.parameters()):
         return model
     start_process_group()
-    # Otherwise DDP regroups gradients after its first step. With three or more ranks the last bits
-    # of a sum depend on the groups, so a resumed run would differ from an uninterrupted one.
+    # `find_unused_parameters` keeps DDP from regrouping gradients after its first step. With three
+    # or more ranks the last bits of a sum depend on the groups, so a resumed run would differ.
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
 def workers_of(model: nn.Module) -> RankGroup:
-    """Returns the processes that train a model in step.
+    """Returns the processes that train a model together, one step at a time.
 
     These are the ranks that share its rows, or all workers of the job if servers hold the rows. The
     first call for a model on servers is a collective of all workers.

@@ -59,7 +59,7 @@ class ReadOnlyRows(nn.Module):
 class NoBackward(torch.autograd.Function):
     """Returns vectors unchanged, and raises in backward.
 
-    Without it, a backward of a frozen model would give gradients to the dense weights alone.
+    Without it, a backward of a frozen model would train the dense weights but not the rows.
     """
 
     @staticmethod
@@ -168,7 +168,7 @@ class EmbeddingModule(nn.Module):
         self._check_names()
         configs = {table.name: table.resolve(seed, slot_key=slot_key) for table in self.tables}
         self.store = in_host_memory(configs, clock)
-        self.servers: ServerGroup | None = None  # that hold the rows; None: this job's processes
+        self.servers: ServerGroup | None = None  # the servers that hold the rows, if servers do
         self.ranks = RankGroup()  # this process alone
         self.ahead: PrefetchedReads | None = None
         number = {name: k for k, name in enumerate(self.store.names)}
@@ -183,6 +183,7 @@ class EmbeddingModule(nn.Module):
         self.updates = RowUpdates(self.store, clip, clock)
         self.rows_apart = False  # whether state dicts omit rows: hr.save writes them separately
         self._anchor = torch.empty(0, requires_grad=True)
+        # Tables whose rows never change, because their learning rate is the number 0.
         self._still = frozenset(number[c.name] for c in configs.values() if _is_fixed(c))
         self._takes_clip = clip is not None
         self._penalties = PenaltyWatcher()
@@ -199,6 +200,11 @@ class EmbeddingModule(nn.Module):
             twice = [name for name in names if names.count(name) > 1]
             if twice:
                 raise ConfigError(f"two {what} are named {twice[0]!r}; names must differ.")
+        for table in self.tables:
+            if self.pools and table.pooling == "none":
+                raise ConfigError(
+                    f"Table({table.name!r}).pooling is 'none'; use hr.Embeddings for unpooled rows."
+                )
 
     def bags(self, batch: IdBatch, features: Sequence[str] | None) -> FeatureBags:
         """Returns the bags that a call reads: those of `features`, or of all features."""
@@ -319,8 +325,8 @@ class EmbeddingModule(nn.Module):
     ) -> None:
         """Replaces the store of the module. Rows of the old store are not copied.
 
-        `ranks` are the ranks that share the rows. `together` are all modules of a model whose
-        updates are collectives of these ranks. `servers` hold the rows, if servers do.
+        `ranks` are the ranks that share the rows. `servers` hold the rows, if servers do.
+        `together` are the modules that update in this order on all ranks at the end of a backward.
         """
         self.store, self.servers = store, servers
         self.ranks = ranks or RankGroup()

@@ -83,13 +83,14 @@ class HeldUpdates:
         norm = _norm([torch.linalg.vector_norm(grad) for grad in rows])
         if self._ranks.count == 1:
             return norm
-        return torch.tensor(self._ranks.total(norm.double().square().item()) ** 0.5)
+        total = self._ranks.total(norm.double().square().item()) ** 0.5
+        return torch.tensor(total, device=norm.device)
 
     def unscale_(self, scaler: torch.amp.GradScaler) -> bool:
         """Divides row gradients by the scale, once. Returns whether all gradients are finite.
 
-        It runs at the end of the block. To clip gradients, call it earlier, after the last backward
-        and `scaler.unscale_(optimizer)`. Dense gradients are checked, too.
+        A block that was given a `scaler` calls it at its end. To clip gradients, call it earlier,
+        after the last backward and `scaler.unscale_(optimizer)`. Dense gradients are checked, too.
         """
         rows = self._row_grads()
         if not self._unscaled:
@@ -132,7 +133,7 @@ def hold_updates(
             one.updates.drop()
         raise
     _change(collections, -1)
-    if any(one.updates.held for one in collections):  # a block around this one applies
+    if any(one.updates.held for one in collections):  # the outer block applies them
         return
     if scaler is not None and scaler.is_enabled() and not held.unscale_(scaler):
         for one in collections:

@@ -112,7 +112,7 @@ def _optimizer(table: Table) -> str:
 
 
 def _counter_rows(table: Table, rows: int) -> int:
-    """Returns how many ids the admission rule counts: its window, or as many as the rows."""
+    """Returns how many ids the admission rule counts; 0 if it counts none."""
     rule = table.admit
     if not isinstance(rule, Count | Within) or rule.n == 1:
         return 0

@@ -72,10 +72,10 @@ class _PrefetchedBatch(Generic[B]):
 
 
 class PrefetchedBatches(Generic[B]):
-    """Batches whose rows are looked up in advance. Single-owner.
+    """Batches whose rows are looked up in advance. Not thread-safe.
 
-    Iterate over it once, or call `close`. While it is open, reads of the model run in its thread,
-    apart from reads through caches on a device. The reads of a group of ranks thus keep their
+    Iterate over it once, or call `close`. While it is open, all reads of the model run in its
+    thread, except reads through caches on a device. The reads of a group of ranks thus keep their
     order.
     """
 

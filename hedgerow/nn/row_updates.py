@@ -98,12 +98,12 @@ class _Backward:
 
 
 class RowUpdates:
-    """Collects row gradients, and applies them once at the end of a backward. Single-owner.
+    """Collects row gradients, and applies them once at the end of a backward. Not thread-safe.
 
     `held` counts the open blocks that hold updates back; gradients are added up until the last
-    block ends. `step` counts updates; schedules and bias corrections depend on it. A backward that
-    gives gradients of no rows still counts as an update, as with torch's sparse optimizers. After
-    an update, rows are evicted by the rules of the tables.
+    block ends. `step` counts updates; schedules and bias corrections depend on it. A backward whose
+    gradients are those of no ids counts as an update, as with torch's sparse optimizers. A backward
+    without any gradient does not. After an update, rows are evicted by the rules of the tables.
 
     If rows are spread over ranks, an update is a collective of all ranks. `gradients` and `apply`
     then take part even if this rank has no gradients. The first gradient of a backward makes all
@@ -190,7 +190,7 @@ class RowUpdates:
         evicts = bool(self._evict)
         before_s = self._store.max_ts() if evicts else 0
         now_s = self._clock.now_s()
-        if learn(step=self.step, ts=now_s) is False:  # no process has a gradient
+        if learn(step=self.step, ts=now_s) is False:  # no process has any gradient
             return
         self.step += 1
         if evicts:

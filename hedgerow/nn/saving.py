@@ -303,7 +303,7 @@ class _ModelLoad:
         """Reads and checks everything. Returns how many rows of each table this rank takes."""
         folder, ranks = self._folder, self._ranks
         self._check_about()
-        self.rows = LoadJob(  # before the dense part: it checks whether the routing rules match
+        self.rows = LoadJob(  # first, so that routing rules that differ are reported first
             folder,
             tables_of(self._model).values(),
             router=routers_of(self._model, ranks.count),
@@ -344,7 +344,7 @@ class _ModelLoad:
         return put_together(where, plain, lambda number: saved(f"{name}.{number}"))
 
     def others_take(self) -> None:
-        """Restores the optimizer and the extras. They come first, since they may raise an error."""
+        """Restores the optimizer and the extras, which may raise an error, before the weights."""
         for name, value in self._wanted.items():
             self._give(name, value, self._others[name])
 

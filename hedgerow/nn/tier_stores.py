@@ -152,12 +152,12 @@ def keep_on_disk(
         for name, config in configs.items()
     }
     parts = _shared_evenly(needs, limit)
-    small = {name: part for name, part in parts.items() if part < needs[name]}
-    _check(small, limit)
+    spilled = {name: part for name, part in parts.items() if part < needs[name]}
+    _check(spilled, limit)
     for one, configs in found:
-        if any(name in small for name in configs):
-            one.set_store(TierTables([_made(c, small, folder, one) for c in configs.values()]))
-    for name, part in small.items():
+        if any(name in spilled for name in configs):
+            one.set_store(TierTables([_made(c, spilled, folder, one) for c in configs.values()]))
+    for name, part in spilled.items():
         logging.getLogger("hedgerow").info(
             "table %s: %s of rows, %s of them in memory, all others in a file in %s",
             *(name, format_bytes(needs[name]), format_bytes(part), os.fspath(folder)),
@@ -166,14 +166,14 @@ def keep_on_disk(
 
 def _made(
     config: TableConfig,
-    small: Mapping[str, int],
+    spilled: Mapping[str, int],
     folder: str | os.PathLike[str],
     one: EmbeddingModule,
 ) -> HostTable | TierTable:
-    """Returns an empty table: in host memory, or in two tiers if its name is in `small`."""
-    if config.name not in small:
+    """Returns an empty table: in host memory, or in two tiers if its name is in `spilled`."""
+    if config.name not in spilled:
         return HostTable(config, clock=one.clock)
-    return on_disk(config, RowFile(folder, small[config.name]), "HYBRID", clock=one.clock)
+    return on_disk(config, RowFile(folder, spilled[config.name]), "HYBRID", clock=one.clock)
 
 
 def on_disk(
@@ -211,8 +211,8 @@ def _shared_evenly(needs: Mapping[str, int], limit: int) -> dict[str, int]:
     return parts
 
 
-def _check(small: Mapping[str, int], limit: int) -> None:
-    for name, part in small.items():
+def _check(spilled: Mapping[str, int], limit: int) -> None:
+    for name, part in spilled.items():
         if part < _LEAST_BYTES:
             raise ConfigError(
                 f"memory is {format_bytes(limit)}, of which table {name!r} gets {part} bytes; a "

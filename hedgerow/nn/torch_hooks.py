@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..core.errors import RowsLeftOutWarning, StateError
 from ..core.ids import outside_graphs
 
-_STEPS = 8  # watched steps of an optimizer: a training loop does the same from its first steps on
+_STEPS = 8  # watched steps of an optimizer: mistakes show in the first steps of a loop
 _TASKS = 16  # backwards for which trained rows are remembered
 _MODULES = f"{__package__}.embedding_modules"
 _ASKING = {"named_modules", "_named_members", "named_parameters", "parameters"}  # of nn.Module
@@ -202,7 +202,7 @@ class PenaltyWatcher:
 
 
 def _reader_of_parameters() -> int | None:
-    """Returns the stack level, for `asked`, of the reader of `parameters()`; None for torch."""
+    """Returns the stack level of the caller of `parameters()`; None if torch or we call it."""
     frame, depth, names = inspect.currentframe(), 0, set[str]()
     while frame is not None and frame.f_globals.get("__name__") in (__name__, _MODULES):
         frame, depth = frame.f_back, depth + 1
@@ -227,7 +227,8 @@ def follow_requires_grad() -> None:
     """Makes `requires_grad_` of any module apply to the rows of the modules that it contains.
 
     It is the only method of torch that this package replaces. The method of torch visits Parameters
-    only and calls no method of the modules below. The replacement calls it first.
+    only and calls no method of the modules below. Our method calls torch's first, and then visits
+    the modules with rows.
     """
     plain: Any = nn.Module.requires_grad_
     if hasattr(plain, "reaches_rows"):

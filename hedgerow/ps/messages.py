@@ -226,7 +226,7 @@ def read_request(frames: Sequence[Buffer]) -> ServerRequest:
         raise FrameError(f"unknown verb {verb}; this server is older than its client.")
     if wire > 2 or missing > 2 or flags > STEP | _PER_OCCURRENCE | _COUNTS:
         raise FrameError(f"a request with wire {wire}, missing {missing} and flags {flags}.")
-    client, sequence, acked, incarnation, deadline_ms, room, step, ts, cursor = rest
+    client, sequence, acked, incarnation, deadline_ms, rows, step, ts, cursor = rest
     size = REQUEST.size + (8 * (tables + 1 + rates) if tables else 0)
     if len(frames) == 1 and len(head) > size:
         frames = [head[:size], head[size:]]
@@ -248,7 +248,7 @@ def read_request(frames: Sequence[Buffer]) -> ServerRequest:
             bool(flags & _PER_OCCURRENCE),
             bool(flags & _COUNTS),
             table,
-            room,
+            rows,
             cursor,
         ),
         splits,

@@ -205,7 +205,6 @@ SMALL_IDS = 4096  # up to this, the loop runs a request itself: a thread switch 
 READERS = 2
 OUT_BYTES = 2**29  # unsent bytes of large answers, above which no further part is read
 OUT_PATIENCE_S = 2.0
-_REQUESTS = {verb: f"requests_{verb.name.lower()}" for verb in Verb}  # counters
 Send = Callable[[object, int, ServerAnswer], None]
 """Sends an answer: its address, the sequence of the request, the answer. From any thread."""
 

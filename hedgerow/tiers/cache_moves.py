@@ -1,4 +1,16 @@
-"""Moves rows into and out of a cache: fetches, evictions and write-backs."""
+"""Moves rows into and out of a cache: fetches, evictions and write-backs.
+
+Misses are read from the slow store without the lock of the cache. A read is correct as long as the
+slow store has the newest values of every row that the reader asks for. Two rules ensure this:
+
+- A row that was not resident when the reader began, and is written back later, was used in between.
+  Each step, training lookup and prefetch advances a logical clock, and each cached row has the time
+  of its last use. So rows last used before the reader began can be written back without a word.
+- Any other row that is written back is logged for the reader (`WriteLog`), which reads it again.
+
+That is why evictions choose rows by the time of their last use, and why they are given a time limit
+(`since`) as well as an order.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +43,12 @@ if TYPE_CHECKING:
     from .eviction import PendingWriteBack
 
 
-_IDLE_S = 1.0  # idle time after which the thread ends: starting one takes longer than a step
+_IDLE_S = 1.0  # how long an idle thread is kept; starting a new one is slow
 _CHUNK_ROWS = 8192  # written under one hold of the lock, which bounds the wait of a reader
 
-# The most ids that are logged for one reader. A reader with more logged ids can use none of its
-# rows. Without a limit, a batch that is prefetched and never looked up would fill the memory.
+# The most ids that are logged for one reader. Beyond that the log is dropped, and the reader
+# discards all rows that it read. Without a limit, a batch that is prefetched and never looked up
+# would fill the memory.
 _LOGGED_ROWS = 1 << 22
 
 
@@ -48,7 +61,7 @@ class WriteBack:
     process.
 
     Tables of a group also evict together, see `PendingWriteBack`. Those rows are still cached and
-    not in the queue. They are written to the slow store before any use of the queue.
+    not in the queue. `land` writes them to the slow store.
     """
 
     def __init__(self, slow: HostTable, room_rows: int, counters: Counters) -> None:
@@ -186,7 +199,7 @@ class WriteBack:
 class LogReader:
     """One reader behind caches, with the ids that were written since it began, by cache."""
 
-    era: int  # if the log has another, all rows of a cache were replaced since
+    era: int  # of the log when the reader began; another era now: discard all rows that were read
     since: int  # the reader needs no row that was last used before this time
     log: list[tuple[object, Ids]] = field(default_factory=list)
     rows: int = 0  # in the log

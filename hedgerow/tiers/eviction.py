@@ -26,9 +26,11 @@ from .caching import CachingTable
 from .device_residency import device_map_of, device_store_of
 from .misses import Misses
 
-_SPARE = 512  # an eviction removes 2/512 of a cache, so that not every step needs one,
-STEPS_SPARE = 4  # or twice what four steps need,
-MOST_SPARE = 64  # but no more than 2/64 of the cache
+# An eviction chooses twice its spare rows. These are the larger of 1/512 of a cache and the rows
+# that four steps need, but at most 1/64 of the cache. So not every step needs an eviction.
+_SPARE = 512
+STEPS_SPARE = 4
+MOST_SPARE = 64
 _OVERFLOW_TICKS = 32  # uses (two or three per step) between two evictions for overflows alone
 
 
@@ -71,8 +73,8 @@ class EvictionScheduler:
         """Evicts rows until `rows` of each table can be fetched. Returns how many of these can.
 
         Rows that are used `now` stay: `tell_used` marks them on the device before the first row
-        leaves. Rows that were fetched since prefetch requests at the time `asked` stay, too: those
-        requests would read old values of them.
+        leaves. Rows that were used since the oldest prefetch request, at the time `asked`, stay,
+        too: that request may read them from the slow store.
         """
         if not self._overflows and self._have_room(rows):
             return rows
@@ -131,11 +133,14 @@ class EvictionScheduler:
 
     def turn_over(self, needs: Sequence[Need], now: int, last: int) -> None:
         """Removes the rows that were chosen before. Chooses others, last used before `last`."""
-        if any(device_map_of(table).has_pins for table in self._caches):  # not known on the device
+        if any(
+            device_map_of(table).has_pins for table in self._caches
+        ):  # the kernels of a group ignore pins: tables evict one by one
             return
         since = self._caches[0].moves.log.since()
         limit = last - 1 if since is None else min(last, since) - 1
-        # All, even if choosing them failed: they may be marked clean, and are older than the next.
+        # Writes all copies that are pending, also those of a choice that failed half way: their
+        # rows may be marked clean already, and an older copy must not overwrite a newer one.
         self._caches[0].moves.write_back.land()
         ready = [0] * len(needs) if self.next is None else self.next.most
         wanted = [need.wanted(n) for need, n in zip(needs, ready, strict=True)]

@@ -48,8 +48,8 @@ _MOVE_COUNTS = ("promotions", "demotions", "failed_moves")
 
 # For a group of tables, which promote together
 MOVE_STEPS = 16  # steps between promotions, which take longer than a step
-_SOON_STEPS = 2  # steps between promotions while many keys miss:
-_MANY = 5  # more than one in five
+_SOON_STEPS = 2  # steps between promotions while many keys miss
+_MANY = 5  # many: more than one key in five
 
 
 class HybridTable:
@@ -57,9 +57,10 @@ class HybridTable:
 
     Rows are inserted in the slow store. After each update, the most used of its rows in the slow
     store are promoted to the fast store, at most `promotions` (by default a sixteenth of
-    `fast_rows`). A row is promoted into a free slot, or in place of a resident row if its use count
-    is higher by more than two present uses; that row is demoted. Use counts fade: a use 64 updates
-    ago counts half. The calls alone determine which rows are resident, and no result depends on it.
+    `fast_rows`). Tables that step together on a device do so every 16 steps, or every 2 while more
+    than one key in five misses. A row is promoted into a free slot, or in place of a resident row
+    that was used less, by more than two uses of now; that row is demoted. Use counts fade: a use 64
+    updates ago counts half. No result depends on which rows are resident.
 
     Its parts: `pair` (the two stores and their locks), `rows` (reads and writes of rows), `feeds`
     (consumers of changed keys), `use_counts`.

@@ -27,7 +27,10 @@ class LookupOutput(Protocol):
         ...
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
-        """Returns the slot of each key within its table; -1 = not resident."""
+        """Returns the slot of each key within its table; -1 = not resident.
+
+        Lookups that list misses call `read` after it; other lookups do not.
+        """
         ...
 
     def read(self, keys: TableKeys, slots: Int64[Tensor, "n"]) -> None:

@@ -149,7 +149,7 @@ class ListRoom:
         self._tables, self.rows = tables, _LEAST
 
     def of(self, keys: TableKeys) -> int:
-        """Returns the size per table. All lists take no more memory than the keys of the call."""
+        """Returns the size per table: no more than the keys of the call, or the least size."""
         room = min(self.rows, max(_LEAST, keys.splits[-1] // self._tables))
         self.rows = max(_LEAST, self.rows // 2)
         return room
@@ -214,7 +214,7 @@ class MissRead:
 
     def read(self) -> None:
         """Reads the rows. Rows in flight to the slow stores are written there first."""
-        # Since a key was not cached, its row can have been fetched, changed and chosen for
+        # After a key was seen to be missing, its row may have been fetched, changed and chosen for
         # eviction. If it was chosen before the log began, its write-back has no log entry.
         self._caches[0].moves.write_back.land(self._since)
         if any(not table.moves.write_back.is_empty() for table in self._caches):
@@ -274,9 +274,9 @@ class MissRead:
     def coming(self) -> IncomingRows:
         """Returns the rows for a kernel on the caller's stream.
 
-        The kernel may read them in host memory, which torch does not know. The caller must copy
-        counts from the device to `room_for_counts` after the kernel. Until that copy is done, the
-        memory is not reused.
+        The kernel may read them in pinned host memory. Torch does not know of that use and could
+        give the memory away. So the caller copies counts from the device into the same memory
+        (`room_for_counts`) after the kernel: torch keeps the memory until that copy is done.
         """
         if self._there is None:
             return self._here
@@ -297,7 +297,9 @@ class MissRead:
 
 
 _Event = torch.Event | torch.cuda.Event | None
-_MOST_BATCHES = 8  # that wait for their lookups; further batches are not prefetched
+# Batches that wait for their lookups. More are not prefetched; after eight refusals in a row the
+# waiting batches are discarded.
+_MOST_BATCHES = 8
 
 
 class CachePrefetcher:

@@ -50,6 +50,7 @@ class TierFeatures:
         found = self.group.lookup(keys, output, missing, step, keys.ids)
         rows = None
         if any(size != room for size in sizes):
+            # The place of each id if every feature were padded to the longest, `room`.
             firsts = torch.arange(len(sizes), device=device) * room - borders[:-1]
             shifts = firsts.repeat_interleave(borders.diff(), output_size=n)
             rows = (torch.arange(n, device=device) + shifts).to(torch.int32)

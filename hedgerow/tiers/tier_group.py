@@ -142,10 +142,11 @@ class TierGroup:
         step: int | None,
     ) -> Residency:
         """Reads the rows that are not on the device, and counts the hits of the call."""
-        if found.came or not found.miss_count():
+        if found.came or not found.miss_count():  # fetched rows count as hits; see `fetches`
             for table, (start, stop) in zip(self.tables, pairwise(keys.splits), strict=True):
                 if start < stop:
                     table.counters.add("fast_hits", stop - start)
+            # If rows were fetched after the first read, the output is read again.
             out.finish(keys, found.slots, missed=found.tried)
             return found
         misses = found.misses_of(keys)
@@ -250,8 +251,8 @@ class TierGroup:
         order = self.tables[0].slow.core.stamps.order
         with one_call(order, max(times), sum(sizes)):
             misses, behind = None, []
-            # A row that was fetched but found no lane counts as resident: its update cannot be
-            # refused. So the device steps its rows first, and lists such rows after that.
+            # A row that was fetched but found no lane in its buckets must be updated like a
+            # resident row. The device updates its rows first, and lists these rows for the host.
             if not found.came and found.miss_count():
                 misses, behind = self._apply_misses(update, found, times)
             if handler is None:

@@ -52,10 +52,11 @@ TierTable = HybridTable | CachingTable
 class Tiers:
     """How a table is kept in two tiers. `mode` is "HYBRID" or "CACHING".
 
-    The fast tier holds `fast_rows` rows. On a device its table has `slots` slots, by default as
-    many. With `allow_small`, a cache can be smaller than the rows of a step.
+    The fast tier holds `fast_rows` rows. On a device its table has `slots` slots, by default
+    `fast_rows`. With `allow_small`, a cache can be smaller than the rows of a step.
 
-    >>> Tiers(mode="CACHING", fast_rows=1000).slots
+    >>> Tiers(mode="CACHING", fast_rows=1000).slots is None
+    True
     """
 
     mode: str
@@ -309,8 +310,9 @@ class TierTables(SeveralTables):
     def prefetch(self, keys: TableKeys | Int64[Tensor, "n"]) -> None:
         """Reads rows that caches on the device lack, while training continues.
 
-        The next lookup sends the requests. The rows are fetched into the caches when `lookup` is
-        called for training with the same tensor of ids. The results do not change.
+        Nothing happens before the next lookup for training, which starts the reads. The rows are
+        fetched into the caches when `lookup` is called for training with the same tensor of ids.
+        The results do not change.
         """
         keys = self._keys(keys)
         for mine, group in self._groups:
@@ -513,10 +515,9 @@ class TierTables(SeveralTables):
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """The places of a lookup's keys in a store, which an update of the same keys takes.
+    """Where a lookup found its keys, so that an update of the same keys need not search.
 
-    Objects from lookups between which no row has moved are equal, so that their slots can be
-    joined.
+    Two of them are equal if no row moved between their lookups: then their slots can be joined.
     """
 
     store: TierTables
