@@ -109,10 +109,11 @@ std::tuple<i64, i64, i64> learn(
 void bind_bags(nb::module_& m) {
   nb::class_<BagRows>(m, "BagRows")
       .def("count", [](const BagRows& self, u64 f) { return self.cells().count_of(f); })
-      .def("ids", [](const BagRows& self, u64 f, Address out) {
-        const IdCells cells = self.cells();
-        std::copy_n(cells.ids + cells.first_of(f), cells.count_of(f), at<i64>(out));
-      })
+      .def("ids",
+           [](const BagRows& self, u64 f, Address out) {
+             const IdCells cells = self.cells();
+             std::copy_n(cells.ids + cells.first_of(f), cells.count_of(f), at<i64>(out));
+           })
       .def("rows", [](const BagRows& self, u64 f, Address out) {
         const IdCells cells = self.cells();
         std::copy_n(self.rows.get() + cells.first_of(f), cells.count_of(f), at<u32>(out));
