@@ -11,7 +11,7 @@ from hedgerow.core.errors import InputError
 
 from .work import WorkPlan
 
-# Cases of our table alone; see `alone.py`.
+# Cases of our table alone; see `rounds.py`.
 MEMORY, INSERT_CALLS = "memory", "insert calls"
 GROWTH = "growth"
 

@@ -18,7 +18,7 @@ from hedgerow.cli.train_report import hashed_ids, shared_rows
 from hedgerow.core import checks
 from hedgerow.core.errors import InputError
 from hedgerow.core.id_batch import IdBatch
-from hedgerow.data.movielens import FEATURES, movielens
+from hedgerow.data.movielens_100k import FEATURES, movielens
 from hedgerow.data.source import Batch, Source
 from hedgerow.data.synthetic_clicks import SyntheticClicks, clicks
 from hedgerow.models.deepfm import DeepFM

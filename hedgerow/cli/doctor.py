@@ -124,7 +124,7 @@ def _gloo() -> Finding:
 
 
 def _movielens() -> Finding:
-    from ..data.movielens import cache_folder, movielens_is_here
+    from ..data.movielens_100k import cache_folder, movielens_is_here
 
     if movielens_is_here():
         return Finding("MovieLens-100K", "ok", f"in {cache_folder()}")
@@ -137,7 +137,7 @@ def _movielens() -> Finding:
 
 
 def _cache() -> Finding:
-    from ..data.movielens import cache_folder
+    from ..data.movielens_100k import cache_folder
 
     folder = cache_folder()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())

@@ -7,7 +7,7 @@ they read.
 from __future__ import annotations
 
 from .criteo_text import criteo as criteo
-from .movielens import movielens as movielens
+from .movielens_100k import movielens as movielens
 from .parquet_files import parquet as parquet
 from .source import Batch as Batch
 from .source import BatchSource as BatchSource

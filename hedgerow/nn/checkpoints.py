@@ -12,6 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from ..core.checks import unknown
 from ..core.errors import DtypeError, InputError, NotSupportedError
 from ..core.shapes import Int64
 from ..tables.checkpoint.increments import Readable
@@ -21,10 +22,13 @@ from ..tables.checkpoint.manifest import CheckpointManifest
 from ..tables.checkpoint.routers import Routers
 from ..tables.checkpoint.save import Keep, Saveable, SaveHandle, save_tables, save_tables_async
 from ..tables.checkpoint.workers import Report
+from ..tables.config import TableConfig
 from ..tables.local_table import LocalTable
 from .saving import Stateful, load_model, save_model_async, save_model_now
 
 Path = str | PathLike[str]
+_SAVE_OPTIONS = frozenset({"router", "blobs", "keep", "consumer", "report"})
+_LOAD_OPTIONS = frozenset({"router", "shard", "merge", "on_state_mismatch", "increments", "report"})
 
 
 @overload
@@ -108,7 +112,7 @@ def save(
         )
     _refuse_model_options("save", optimizer=optimizer, extras=extras)
     return save_tables(
-        _tables("save", what),
+        _tables("save", what, of_tables, _SAVE_OPTIONS),
         path,
         step=step,
         metadata=metadata,
@@ -153,7 +157,7 @@ def save_async(
         )
     _refuse_model_options("save_async", optimizer=optimizer, extras=extras)
     return save_tables_async(
-        _tables("save_async", what),
+        _tables("save_async", what, of_tables, _SAVE_OPTIONS - {"report"}),
         path,
         step=step,
         metadata=metadata,
@@ -193,12 +197,13 @@ def save_increment(
     """
     if isinstance(what, nn.Module):
         raise NotSupportedError(
-            "save_increment of a model; save the model with hr.save, or the increments of its "
-            "tables with hr.save_increment([model.table(name)], path, consumer=...)."
+            "save_increment of a model; save the whole model with hr.save, or its tables apart: "
+            "hr.save(tables, path, consumer=...) once, then hr.save_increment(tables, path, "
+            "consumer=...)."
         )
     return save_increment_of_tables(
         path,
-        _tables("save_increment", what),
+        _tables("save_increment", what, {}, frozenset()),
         changed,
         consumer=consumer,
         router=router,
@@ -283,13 +288,32 @@ def load(
             what, path, optimizer=optimizer, extras=extras, reroute=reroute, trusted=trusted
         )
     _refuse_model_options("load", optimizer=optimizer, extras=extras, trusted=trusted or None)
-    return load_tables(path, _tables("load", what), reroute=reroute, **of_tables)
+    tables = _tables("load", what, of_tables, _LOAD_OPTIONS)
+    return load_tables(path, tables, reroute=reroute, **of_tables)
 
 
-def _tables(verb: str, what: Any) -> list[Any]:
-    """The tables of a call: one, or several."""
-    if hasattr(what, "config"):
-        return [what]
+def _tables(
+    verb: str, what: Any, options: Mapping[str, object], known: frozenset[str]
+) -> list[Any]:
+    """Returns the tables of a call, one or several, after checking them and their `options`."""
+    for name in options:
+        if name not in known:
+            unknown(f"option of {verb} for tables", name, known)
+    found = [what] if _is_table(what) else _several(verb, what)
+    for one in found:
+        if not _is_table(one):
+            raise DtypeError(
+                f"{verb} of a list with a {type(one).__name__}; pass one model, one table, or a "
+                f"list of tables."
+            )
+    return found
+
+
+def _is_table(what: object) -> bool:
+    return isinstance(getattr(what, "config", None), TableConfig)
+
+
+def _several(verb: str, what: Any) -> list[Any]:
     if isinstance(what, str | bytes | PathLike):
         raise DtypeError(
             f"{verb} of {what!r}; the model or the tables come first, then the folder."

@@ -246,7 +246,7 @@ class CheckpointedModel:
         about = manifest.metadata
         if "dense" not in about and manifest.dense is None:
             raise CheckpointMissingError(
-                f"{folder} holds tables without a model; load them with hr.load."
+                f"{folder} holds tables without a model; use hr.load([table, ...], path)."
             )
         if manifest.dense is not None and about.get("dense") == DENSE:
             check_file(

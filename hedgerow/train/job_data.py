@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ..core.errors import FileMissingError
 from ..core.files import local_path
 from ..data.criteo_text import NUMBERS, STRINGS, criteo
-from ..data.movielens import FEATURES, ITEM_FIELDS, movielens
+from ..data.movielens_100k import FEATURES, ITEM_FIELDS, movielens
 from ..data.parquet_files import parquet
 from ..data.source import BatchSource
 from ..data.synthetic_clicks import DENSE_COLUMNS, SyntheticClicks, clicks, wide_clicks

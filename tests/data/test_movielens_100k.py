@@ -12,8 +12,8 @@ import pytest
 
 import hedgerow as hr
 from hedgerow.core.errors import FileDamagedError, FileMissingError, UnknownNameError
-from hedgerow.data import movielens as files
-from hedgerow.data.movielens import movielens_rows
+from hedgerow.data import movielens_100k as files
+from hedgerow.data.movielens_100k import movielens_rows
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hedgerow.core.errors import FileMissingError
-from hedgerow.data.movielens import movielens_files
+from hedgerow.data.movielens_100k import movielens_files
 
 from .launched import ROOT, finish
 

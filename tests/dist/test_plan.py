@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import hedgerow as hr
 from hedgerow.cli import app as program
 from hedgerow.core.errors import FileMissingError
-from hedgerow.data.movielens import movielens_files
+from hedgerow.data.movielens_100k import movielens_files
 from hedgerow.routing.router import Router
 
 from . import plan_work as work

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hedgerow as hr
-from hedgerow.core.errors import DtypeError, InputError, NotSupportedError
+from hedgerow.core.errors import DtypeError, InputError, NotSupportedError, UnknownNameError
 from tests.support import make_table
 
 
@@ -62,7 +62,7 @@ def test_options_of_the_other_kind_are_refused(tmp_path: Path) -> None:
         hr.save_async(table, tmp_path, extras={})
     with pytest.raises(InputError, match="load of tables takes no trusted; a model does"):
         hr.load(table, tmp_path, trusted=True)  # pyright: ignore[reportCallIssue]
-    with pytest.raises(NotSupportedError, match="save_increment of a model; save the model"):
+    with pytest.raises(NotSupportedError, match="save_increment of a model; save the whole model"):
         hr.save_increment(model, tmp_path)  # pyright: ignore[reportArgumentType]
 
 
@@ -72,3 +72,27 @@ def test_arguments_in_the_order_of_0_1_are_named(tmp_path: Path) -> None:
         hr.load(path, [make_table()])  # pyright: ignore[reportArgumentType]
     with pytest.raises(DtypeError, match="save of a int; pass a model, a table or a list"):
         hr.save(7, tmp_path)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def test_lists_of_other_things_and_unknown_options_are_refused(tmp_path: Path) -> None:
+    table, model = make_table(), _Model()
+    stranger: object
+    for stranger in ([model], {"x": table}, [table, "other"], [nn.Linear(1, 1)]):
+        with pytest.raises(DtypeError, match=r"list with a (_Model|str|Linear); pass one"):
+            hr.save(stranger, tmp_path)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    with pytest.raises(UnknownNameError, match="optimizerr"):
+        hr.save(table, tmp_path, optimizerr=3)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(UnknownNameError, match="report"):
+        hr.save_async(table, tmp_path, report=print)
+    hr.save((t for t in [table]), tmp_path / "of a generator")
+    assert not any(p.name != "of a generator" for p in tmp_path.iterdir())
+
+
+def test_errors_of_saves_name_calls_that_exist(tmp_path: Path) -> None:
+    table, model = make_table(), _Model()
+    hr.save(table, tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"use hr\.load\(\[table, \.\.\.\], path\)"):
+        hr.load(model, tmp_path)
+    table.consumer("c")
+    with pytest.raises(ValueError, match=r"hr\.save\(\[table, \.\.\.\], path, consumer='c'\)"):
+        hr.save_increment(table, tmp_path, consumer="c")

@@ -57,3 +57,12 @@ def test_pages_import_public_names_only() -> None:
             text = OF_MONOLITH.sub("", text)
         if "notes" not in page.parts:
             assert not PRIVATE.search(text), page
+
+
+def test_files_that_pages_name_exist() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    names = {"/" + line for line in tracked.stdout.splitlines()}
+    for page in (ROOT / "docs" / "architecture.md", ROOT / "docs" / "internals.md"):
+        text = page.read_text(encoding="utf-8")
+        for name in re.findall(r"`([a-z_/]+\.(?:py|h|cpp))`", text):
+            assert any(one.endswith("/" + name) for one in names), (page.name, name)

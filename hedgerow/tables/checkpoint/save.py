@@ -185,13 +185,13 @@ class ChangedKeys:
                 raise CheckpointError(
                     f"consumer {self._consumer!r} has not collected the changed keys of table "
                     f"{name!r} since the last save to {folder}; save a new base with "
-                    f"save_tables(..., consumer={self._consumer!r}) first."
+                    f"hr.save([table, ...], path, consumer={self._consumer!r}) first."
                 )
             if self._taken[name].whole_table:
                 raise CheckpointError(
                     f"more keys of table {name!r} changed than consumer {self._consumer!r} "
                     f"keeps, or all rows were replaced; save a new base with "
-                    f"save_tables(..., consumer={self._consumer!r})."
+                    f"hr.save([table, ...], path, consumer={self._consumer!r})."
                 )
         return {name: taken.ids.cpu() for name, taken in self._taken.items()}
 

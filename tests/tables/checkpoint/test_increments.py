@@ -98,7 +98,7 @@ def test_a_missing_increment_is_found(chain: tuple[Path, Path]) -> None:
     with pytest.raises(CheckpointMissingError, match="increment 4 is missing"):
         hr.load([], folder, increments=4)
     shutil.rmtree(inside / "00000002")
-    with pytest.raises(CheckpointError, match="increment 2 is missing, 3 is there"):
+    with pytest.raises(CheckpointError, match="increment 2 is missing, but increment 3 exists"):
         hr.load([], folder)
 
 

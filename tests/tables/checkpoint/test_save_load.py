@@ -441,7 +441,7 @@ def test_a_row_on_the_wrong_shard_and_an_id_twice_are_found(tmp_path: Path) -> N
     hr.save([Twice(table)], tmp_path / "b")  # pyright: ignore[reportArgumentType]
     live = filled(7, seed=2)
     before = content(live)
-    with pytest.raises(CheckpointError, match="an id stands twice"):
+    with pytest.raises(CheckpointError, match="an id occurs twice"):
         hr.load([live], tmp_path / "b")
     assert content(live) == before
 
