@@ -48,7 +48,7 @@ def test_a_lost_server_ends_a_job_of_plain_processes(tmp_path: Path) -> None:
         (("--workers", "2"), "--workers without --servers"),
         (("--ray",), "--ray without --servers"),
         (("--servers", "0"), "servers is 0"),
-        (("--servers", "1", "--nproc", "2"), "say --workers N"),
+        (("--servers", "1", "--nproc", "2"), "use --workers N"),
     ],
 )
 def test_options_that_do_not_fit(args: tuple[str, ...], told: str) -> None:

@@ -67,8 +67,10 @@ def test_the_native_module_links_no_torch_and_imports_without_it(
 def test_the_wheel_calibrates_and_says_where_benchmarks_run(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    script = (
-        "import sys; sys.path.insert(0, 'site'); import hedgerow; from hedgerow.cli.app import "
+    script = (  # without the finder of an editable install, which comes before sys.path
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if not "
+        "type(f).__module__.startswith('_editable')]; "
+        "sys.path.insert(0, 'site'); import hedgerow; from hedgerow.cli.app import "
         "main; print(hedgerow.__file__); sys.argv[0] = 'hedgerow'; main()"
     )
 
