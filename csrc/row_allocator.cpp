@@ -55,7 +55,7 @@ void RowAllocator::reserve(Plan& plan, u64 n) {
   });
 }
 
-// Runs of rows that nobody ever touched go back to the arena: a list through them would make their
+// Runs of rows that were never touched go back to the arena: a list through them would make their
 // pages resident.
 void RowAllocator::release(Plan& plan) {
   if (!plan.any_absent()) return;

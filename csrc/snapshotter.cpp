@@ -47,7 +47,7 @@ void Snapshotter::before_write() {
 }
 
 // Copies the rows that writers put aside, and then live rows, shard by shard. Lookups go on
-// meanwhile: nobody changes rows without `writing`.
+// meanwhile: rows change only under `writing`.
 SnapshotStep Snapshotter::read(u64 ticket, u64 room, i64* ids, float* rows, float* states,
                                i64* times) {
   const CallScope scope;
